@@ -1,0 +1,173 @@
+"""What one line of a log means: kinds of record and the header that declares them.
+
+A rank's log is a set of files, one per lane. Each line is one JSON object that starts with
+`seq, step, time_ns, kind` and goes on with the kind's own fields. The header, always the first
+line, carries every `Kind`, so that a reader needs nothing but the log to know which ranks must
+agree on a record, on which of its fields, and which fields are facts local to one rank.
+
+This module knows records, not caches: it never imports the runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FORMAT = "hicache.log"
+# A reader accepts every minor version of its own major version and refuses the others.
+VERSION = (1, 0)
+
+HEADER = "header"
+TRAILER = "trailer"
+# Present in every line, in this order, before the kind's own fields.
+COMMON = ("seq", "step", "time_ns", "kind")
+
+Role = Literal["decision", "event", "meeting", "transfer", "note"]
+Outcome = Literal["completed", "hung", "crashed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of record: the contract between whoever writes a log and whoever checks it.
+
+    Attributes:
+        name: value of the line's `kind`; lower snake case.
+        role: `decision` (the control plane chose), `event` (it learned), `meeting` (it entered or
+            left a collective), `transfer` (bytes between tiers), `note` (local, for people).
+        agree: axes of the topology along which ranks must write this record in the same order
+            with equal `compared` fields. Empty: never compared between ranks.
+        compared: fields that must be equal on those ranks.
+        local: fields that may differ; they explain a difference when there is one.
+        info: fields that are neither compared nor offered as an explanation.
+        leader: axis along which coordinate 0 decides and the others adopt, or None.
+        needs: local fact -> field of the same record that says how much of it was needed. The
+            decision is expected to change where the fact falls below the need.
+    """
+
+    name: str
+    role: Role
+    agree: tuple[str, ...] = ()
+    compared: tuple[str, ...] = ()
+    local: tuple[str, ...] = ()
+    info: tuple[str, ...] = ()
+    leader: str | None = None
+    needs: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = (*self.compared, *self.local, *self.info)
+        assert len(set(names)) == len(names), f"kind {self.name}: a field is declared twice: {names}"
+        taken = set(names) & {*COMMON, "phase"}
+        assert not taken, f"kind {self.name}: {sorted(taken)} are in every record"
+        assert not self.compared or self.agree, f"kind {self.name}: compared fields but no axis to agree on"
+        for fact, need in self.needs.items():
+            assert fact in self.local, f"kind {self.name}: need of {fact}, which is not a local fact"
+            assert need in names, f"kind {self.name}: {fact} needs {need}, which is not a field"
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Every field of the kind, in the order in which a line carries them."""
+        return (*self.compared, *self.local, *self.info)
+
+    def declaration(self) -> dict[str, Any]:
+        """The kind as the header carries it; empty parts are left out."""
+        parts: dict[str, Any] = {"role": self.role}
+        for part in ("agree", "compared", "local", "info"):
+            if names := getattr(self, part):
+                parts[part] = list(names)
+        if self.leader is not None:
+            parts["leader"] = self.leader
+        if self.needs:
+            parts["needs"] = dict(self.needs)
+        return parts
+
+    @classmethod
+    def from_declaration(cls, name: str, parts: Mapping[str, Any]) -> Kind:
+        """Read a header's declaration; unknown parts of a newer minor version are ignored.
+
+        Raises:
+            ValueError: a part has the wrong shape; the text names the kind and the part.
+        """
+
+        def names(part: str) -> tuple[str, ...]:
+            value = parts.get(part, [])
+            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+                raise ValueError(f"kind {name}: {part} is not a list of names")
+            return tuple(value)
+
+        needs = parts.get("needs", {})
+        if not isinstance(needs, dict):
+            raise ValueError(f"kind {name}: needs is not a map")
+        try:
+            return cls(
+                name,
+                parts.get("role", "note"),
+                agree=names("agree"),
+                compared=names("compared"),
+                local=names("local"),
+                info=names("info"),
+                leader=parts.get("leader"),
+                needs=needs,
+            )
+        except AssertionError as error:
+            raise ValueError(str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the job a log was written.
+
+    Attributes:
+        rank: global rank, 0..world_size-1.
+        coordinates: axis -> this rank's coordinate on it, for example {"dp": 0, "pp": 1, "tp": 3}.
+        sizes: axis -> number of coordinates, in the order in which ranks are numbered.
+        groups: group name -> the global ranks in it, only groups this rank belongs to.
+    """
+
+    rank: int
+    coordinates: Mapping[str, int]
+    sizes: Mapping[str, int]
+    groups: Mapping[str, Sequence[int]]
+
+    @property
+    def world_size(self) -> int:
+        size = 1
+        for count in self.sizes.values():
+            size *= count
+        return size
+
+
+def header(
+    place: Place,
+    kinds: Sequence[Kind],
+    *,
+    lane: str,
+    run_id: str,
+    tool_version: str,
+    config: Mapping[str, Any] | None = None,
+    config_digest: str = "",
+    attempt: int = 0,
+) -> dict[str, Any]:
+    """The first line of every log.
+
+    Host, pid and wall clock are not here: they live in `rank0003.meta.json`, so that two equal runs
+    of the simulator write equal bytes.
+    """
+    return {
+        "format": FORMAT,
+        "version": list(VERSION),
+        "tool_version": tool_version,
+        "run_id": run_id,
+        "attempt": attempt,
+        "rank": place.rank,
+        "lane": lane,
+        "world_size": place.world_size,
+        "coordinates": dict(place.coordinates),
+        "sizes": dict(place.sizes),
+        "groups": {name: list(ranks) for name, ranks in place.groups.items()},
+        "kinds": {kind.name: kind.declaration() for kind in kinds},
+        "redaction": "digests",
+        "digest": "blake2b-64 keyed",
+        "config_digest": config_digest,
+        "config": dict(config or {}),
+    }
