@@ -1,0 +1,1 @@
+"""The instrumented HiCache runtime: what each rank decides, meets, moves and hears, written down."""

@@ -70,7 +70,7 @@ EVICT_HOST = Kind(
     "decision",
     agree=REPLICA,
     compared=("pages_wanted", "pages_freed", "nodes"),
-    local=("host_pages_free", "host_leaf_count", "writes_in_flight"),
+    local=("host_pages_free", "device_pages_free", "writes_in_flight"),
     info=("dropped_digests",),
 )
 

@@ -1,0 +1,1 @@
+"""How ranks meet: one module a mode, all behind `ports.Transport`."""

@@ -1,0 +1,379 @@
+"""The radix tree over pages: structure, where each node's pages are, and what may be evicted.
+
+    root -- [system prompt] -- [turn 1] -- [turn 2]      one edge = one segment, a multiple of a page
+                            `- [other turn 1]
+
+A segment is kept as packed bytes; a lookup walks with `tokens.startswith(segment, offset)`. A node is
+on the device, on the host, on both, or (having lost both) gone. Devices lose leaves first, so the
+nodes of a path that are on the device are always its front:
+
+    0           device             host                end of match
+    |- on device -|- on host only -|- not here ...
+
+The tree never allocates, frees or copies: it returns actions (`actions.py`), and the cache applies
+them. Node ids count creations, so equal histories give equal ids on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hicache.core import DIGEST_BYTES, NodeId, Slot
+
+if TYPE_CHECKING:
+    from hicache.control.actions import Action
+
+# A path's nodes keep their order by depth when one lookup touches them all: the deepest is newest.
+TICK_DEPTH = 1e-5
+
+
+class Node:
+    """One edge of the tree and the place at its end."""
+
+    __slots__ = (
+        "children",
+        "device",
+        "device_children",
+        "digests",
+        "hit_count",
+        "host",
+        "host_lock_count",
+        "id",
+        "is_alive",
+        "key",
+        "last_access",
+        "lock_count",
+        "page_count",
+        "parent",
+        "write_pending",
+    )
+
+    def __init__(self, node_id: NodeId, parent: Node | None, key: bytes, page_count: int, digests: bytes) -> None:
+        self.id = node_id
+        self.parent = parent
+        self.key = key
+        self.page_count = page_count
+        self.digests = digests
+        self.children: dict[bytes, Node] = {}
+        # Children with device pages; a node with none of them is a leaf as the device sees it.
+        self.device_children = 0
+        self.device: list[Slot] | None = None
+        self.host: list[Slot] | None = None
+        self.lock_count = 0
+        self.host_lock_count = 0
+        self.hit_count = 0
+        self.last_access = 0.0
+        # A backup of it is queued or in flight: a split must tell the cache.
+        self.write_pending = False
+        self.is_alive = True
+
+    @property
+    def is_device_leaf(self) -> bool:
+        """May the device give it up now?"""
+        return (
+            self.device is not None
+            and self.device_children == 0
+            and self.lock_count == 0
+            and self.parent is not None
+            and self.is_alive
+        )
+
+    @property
+    def is_host_leaf(self) -> bool:
+        """May the host give it up now?"""
+        return (
+            self.host is not None
+            and self.device is None
+            and not self.children
+            and self.lock_count == 0
+            and self.host_lock_count == 0
+            and self.is_alive
+        )
+
+    def __repr__(self) -> str:
+        places = "".join(tier for tier, slots in (("D", self.device), ("H", self.host)) if slots is not None)
+        return f"Node({self.id}, {self.page_count} pages, {places or '-'}, locks {self.lock_count})"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest usable prefix of a prompt.
+
+    Attributes:
+        node: deepest node reached, on either tier; the root when nothing matched.
+        device_node: deepest node of the path that is on the device.
+        device_pages, host_pages: pages up to `device_node`, and from there to `node`.
+    """
+
+    node: Node
+    device_node: Node
+    device_pages: int
+    host_pages: int
+    actions: list[Action] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """What an insert did.
+
+    Attributes:
+        node: the node at the end of the inserted key.
+        new_pages: pages that the tree did not have on the device before.
+        duplicate_pages: the request's own copies of pages the tree already had.
+        new_digests: digests of pages that were on neither tier before.
+    """
+
+    node: Node
+    new_pages: int
+    duplicate_pages: int
+    new_digests: bytes
+    actions: list[Action] = field(default_factory=list)
+
+
+class Tree:
+    """One rank's radix tree.
+
+    Args:
+        page_size_bytes: bytes of packed tokens a page.
+        backup_threshold: requests that must have inserted a node before it is backed up; 0 never.
+    """
+
+    def __init__(self, page_size_bytes: int, *, backup_threshold: int = 1) -> None:
+        from hicache.control.eviction import LeafQueue
+
+        self.page_size_bytes = page_size_bytes
+        self.backup_threshold = backup_threshold
+        self.root = Node(0, None, b"", 0, b"")
+        self.root.device = []
+        self.root.lock_count = 1
+        self.nodes_created = 1
+        # Device pages in the tree: an unlocked node's can be evicted, sooner or later.
+        self.evictable_pages = 0
+        self.protected_pages = 0
+        self.host_pages = 0
+        self.device_leaves = LeafQueue("is_device_leaf")
+        self.host_leaves = LeafQueue("is_host_leaf")
+        self._ticks = 0.0
+
+    # Lookup
+
+    def match(self, tokens: bytes, page_limit: int) -> Match:
+        """The longest prefix of at most `page_limit` pages that some tier holds; cuts a node that ends beyond it."""
+        size = self.page_size_bytes
+        end = page_limit * size
+        node = device_node = self.root
+        at = device_end = 0
+        actions: list[Action] = []
+        while at < end:
+            child = node.children.get(tokens[at : at + size])
+            if child is None:
+                break
+            key = child.key
+            stop = at + len(key)
+            if stop > end or not tokens.startswith(key, at):
+                child = self.split(child, self._common_pages(tokens, at, end, key), actions)
+                stop = at + len(child.key)
+                end = stop
+            node = child
+            at = stop
+            if child.device is not None:
+                device_node = child
+                device_end = stop
+        self._touch(node)
+        return Match(node, device_node, device_end // size, (at - device_end) // size, actions)
+
+    def _common_pages(self, tokens: bytes, at: int, end: int, key: bytes) -> int:
+        """Whole pages that `key` shares with `tokens[at:end]`; at least the first, which the caller compared."""
+        size = self.page_size_bytes
+        low, high = 1, min(len(key), end - at) // size
+        while low < high:
+            middle = (low + high + 1) // 2
+            if tokens.startswith(key[: middle * size], at):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _touch(self, node: Node) -> None:
+        self._ticks = tick = self._ticks + 1.0
+        root = self.root
+        while node is not root:
+            node.last_access = tick
+            tick -= TICK_DEPTH
+            assert node.parent is not None
+            node = node.parent
+
+    def path(self, node: Node) -> list[Node]:
+        """From the root's child down to `node`."""
+        found = []
+        while node.parent is not None:
+            found.append(node)
+            node = node.parent
+        found.reverse()
+        return found
+
+    def device_slots(self, node: Node) -> list[Slot]:
+        """The page slots of the whole path, every node of which is on the device."""
+        slots: list[Slot] = []
+        for step in self.path(node):
+            assert step.device is not None, f"{step} is not on the device, on the path to {node}"
+            slots += step.device
+        return slots
+
+    def path_digests(self, node: Node) -> bytes:
+        return b"".join(step.digests for step in self.path(node))
+
+    def walk(self) -> Iterator[Node]:
+        """Every node but the root, parents first."""
+        stack = list(self.root.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    # Growth
+
+    def insert(self, tokens: bytes, slots: list[Slot], digests: bytes, *, owned_pages: int, counted_pages: int) -> Insert:
+        """Make `slots` the tree's, page by page; pages it already has come back as duplicates.
+
+        Args:
+            slots: the request's page slots, one for each page to insert.
+            digests: 8 bytes a page, from the start of the prompt.
+            owned_pages: leading pages whose slots already are the tree's.
+            counted_pages: leading pages that this request has inserted before: it counts a node once.
+        """
+        from hicache.control.actions import BackUp, FreeDevice
+
+        size = self.page_size_bytes
+        end = len(slots) * size
+        node = self.root
+        at = 0
+        duplicates: list[Slot] = []
+        actions: list[Action] = []
+        new_pages = 0
+        threshold = self.backup_threshold
+        backup_from: Node | None = None
+        while at < end:
+            child = node.children.get(tokens[at : at + size])
+            if child is None:
+                break
+            key = child.key
+            stop = at + len(key)
+            if stop > end or not tokens.startswith(key, at):
+                child = self.split(child, self._common_pages(tokens, at, end, key), actions)
+                stop = at + len(child.key)
+            first, last = at // size, stop // size
+            if child.device is None:
+                # The request has just computed what the device had lost: its slots take the place.
+                self.set_device(child, slots[first:last])
+                new_pages += last - first
+            else:
+                if last > owned_pages:
+                    duplicates += slots[max(first, owned_pages) : last]
+                if last > counted_pages:
+                    child.hit_count += 1
+                    if threshold and child.hit_count >= threshold and child.host is None:
+                        backup_from = child
+            node = child
+            at = stop
+        new_digests = b""
+        if at < end:
+            first = at // size
+            new_digests = digests[first * DIGEST_BYTES : len(slots) * DIGEST_BYTES]
+            leaf = Node(self.nodes_created, node, tokens[at:end], len(slots) - first, new_digests)
+            self.nodes_created += 1
+            node.children[tokens[at : at + size]] = leaf
+            self.set_device(leaf, slots[first:])
+            new_pages += leaf.page_count
+            leaf.hit_count = 1
+            if threshold and leaf.hit_count >= threshold:
+                backup_from = leaf
+            node = leaf
+        self._touch(node)
+        if duplicates:
+            actions.append(FreeDevice(duplicates))
+        if backup_from is not None:
+            chain = [step for step in self.path(backup_from) if step.host is None]
+            actions.append(BackUp(chain))
+        return Insert(node, new_pages, len(duplicates), new_digests, actions)
+
+    def split(self, child: Node, page_count: int, actions: list[Action]) -> Node:
+        """Cut `child` after `page_count` pages; returns the new node that holds the front.
+
+        The back keeps its id: locks, acks and heaps that name it stay right. The front inherits its
+        locks, since whoever holds the back holds the path to it.
+        """
+        from hicache.control.actions import SplitNotice
+
+        assert 0 < page_count < child.page_count, f"split of {child} after {page_count} pages"
+        size = self.page_size_bytes
+        cut = page_count * size
+        parent = child.parent
+        assert parent is not None
+        front = Node(self.nodes_created, parent, child.key[:cut], page_count, child.digests[: page_count * DIGEST_BYTES])
+        self.nodes_created += 1
+        front.hit_count = child.hit_count
+        front.last_access = child.last_access
+        front.lock_count = child.lock_count
+        front.host_lock_count = child.host_lock_count
+        front.write_pending = child.write_pending
+        if child.device is not None:
+            front.device, child.device = child.device[:page_count], child.device[page_count:]
+            front.device_children = 1
+        if child.host is not None:
+            front.host, child.host = child.host[:page_count], child.host[page_count:]
+        parent.children[child.key[:size]] = front
+        child.parent = front
+        child.key = child.key[cut:]
+        child.digests = child.digests[page_count * DIGEST_BYTES :]
+        child.page_count -= page_count
+        front.children[child.key[:size]] = child
+        if front.write_pending or front.host_lock_count:
+            actions.append(SplitNotice(front, child))
+        return front
+
+    # Residency
+
+    def set_device(self, node: Node, slots: list[Slot]) -> None:
+        assert node.device is None and len(slots) == node.page_count, f"{node}: {len(slots)} slots"
+        assert node.parent is not None
+        node.device = slots
+        node.parent.device_children += 1
+        if node.lock_count:
+            self.protected_pages += node.page_count
+        else:
+            self.evictable_pages += node.page_count
+            self.device_leaves.offer(node)
+
+    def clear_device(self, node: Node) -> list[Slot]:
+        """Take the device pages of an unlocked leaf away and return their slots."""
+        assert node.is_device_leaf, f"{node} can't leave the device: {node.device_children} children there"
+        assert node.device is not None and node.parent is not None
+        slots, node.device = node.device, None
+        self.evictable_pages -= node.page_count
+        parent = node.parent
+        parent.device_children -= 1
+        self.device_leaves.offer(parent)
+        self.host_leaves.offer(node)
+        return slots
+
+    def set_host(self, node: Node, slots: list[Slot]) -> None:
+        assert node.host is None, f"{node} is on the host already"
+        node.host = slots
+        self.host_pages += node.page_count
+
+    def clear_host(self, node: Node) -> list[Slot]:
+        assert node.host is not None, f"{node} is not on the host"
+        slots, node.host = node.host, None
+        self.host_pages -= node.page_count
+        return slots
+
+    def remove(self, node: Node) -> None:
+        """Forget a node that is on no tier."""
+        assert node.device is None and node.host is None and not node.children, f"{node} is still in use"
+        assert node.parent is not None
+        del node.parent.children[node.key[: self.page_size_bytes]]
+        node.is_alive = False
+        self.host_leaves.offer(node.parent)

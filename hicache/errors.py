@@ -1,0 +1,22 @@
+"""Operating errors of the runtime: what is wrong with numbers, where, what to do.
+
+Programmer errors are assertions and anomalies found in logs are findings; neither is here.
+"""
+
+from __future__ import annotations
+
+
+class HiCacheError(Exception):
+    """Base of everything the runtime raises on purpose."""
+
+
+class ConfigError(HiCacheError):
+    """An option, or a combination of options, that cannot work."""
+
+
+class WorkloadError(HiCacheError):
+    """A workload file that can't be read or does not fit the run."""
+
+
+class AckError(HiCacheError):
+    """A rank was told to apply more acks than it has transfers in flight."""

@@ -1,0 +1,122 @@
+"""A coroutine loop of our own: one thread, no clock, every switch decided by the Schedule.
+
+`async` means one thing here: this may meet another rank or wait for bytes. A lane that can go on goes
+on; a lane that waits is parked on a `Signal`. When nobody can go on and somebody is still parked, the
+run hangs, and the loop says who stands where instead of waiting for a timeout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any
+
+from hicache.schedule import Schedule
+
+
+class Signal:
+    """Something to wait for, fired once with a value."""
+
+    __slots__ = ("is_fired", "reason", "value", "waiter", "_loop")
+
+    def __init__(self, loop: Loop, reason: str = "") -> None:
+        self._loop = loop
+        self.reason = reason
+        self.is_fired = False
+        self.value: Any = None
+        self.waiter: Task | None = None
+
+    def fire(self, value: Any = None) -> None:
+        assert not self.is_fired, f"signal fired twice: {self.reason}"
+        self.is_fired = True
+        self.value = value
+        if self.waiter is not None:
+            self._loop.wake(self.waiter)
+
+    def __await__(self) -> Generator[Signal, None, Any]:
+        if not self.is_fired:
+            yield self
+        return self.value
+
+
+class _Pause:
+    """Let others run, then go on."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield None
+
+
+PAUSE = _Pause()
+
+
+class Task:
+    """One lane of one rank."""
+
+    __slots__ = ("coroutine", "error", "is_finished", "name", "waits_for")
+
+    def __init__(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:
+        self.name = name
+        self.coroutine = coroutine
+        self.is_finished = False
+        self.error: BaseException | None = None
+        self.waits_for: Signal | None = None
+
+
+class Loop:
+    """Runs tasks until all have finished, one has failed, or none can go on."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.tasks: list[Task] = []
+        self._runnable: list[Task] = []
+
+    def spawn(self, name: str, coroutine: Coroutine[Any, Any, None]) -> Task:
+        task = Task(name, coroutine)
+        self.tasks.append(task)
+        self._runnable.append(task)
+        return task
+
+    def wake(self, task: Task) -> None:
+        task.waits_for = None
+        self._runnable.append(task)
+
+    def signal(self, reason: str = "") -> Signal:
+        return Signal(self, reason)
+
+    def run(self, *, is_stopped: Callable[[], bool] | None = None) -> None:
+        """Run until nobody can go on. The first error of a task ends the run and is kept on the task."""
+        runnable = self._runnable
+        choose = self.schedule.choose
+        while runnable:
+            if is_stopped is not None and is_stopped():
+                return
+            count = len(runnable)
+            task = runnable.pop(choose(count, "run") if count > 1 else 0)
+            try:
+                waits_for = task.coroutine.send(None)
+            except StopIteration:
+                task.is_finished = True
+                continue
+            except Exception as error:
+                # A rank that dies takes the run with it, as a process under torchrun would; its
+                # peers stay parked where they are, which is what their logs should show.
+                task.error = error
+                return
+            if waits_for is None:
+                runnable.append(task)
+            elif waits_for.is_fired:
+                runnable.append(task)
+            else:
+                task.waits_for = waits_for
+                waits_for.waiter = task
+
+    @property
+    def parked(self) -> list[Task]:
+        """Tasks that have neither finished nor failed."""
+        return [task for task in self.tasks if not task.is_finished and task.error is None]
+
+    def close(self) -> None:
+        """Drop what is parked without running it further."""
+        for task in self.tasks:
+            task.coroutine.close()

@@ -1,0 +1,68 @@
+"""The only source of chance, recorded so that it can be replayed.
+
+`choose(n, site)` answers which lane runs, how many polls a transfer takes and where a fault strikes.
+**0 is the dull choice** everywhere: the first lane in line, a copy that is done at its first poll, no
+fault. So a shorter or smaller list is a duller run, and past its end every answer is 0.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Iterable
+
+from hicache.errors import ConfigError
+
+# One answer is at most this; larger n would not fit the recorded list.
+CHOICES_MAX = 1 << 16
+# A longer list is not worth printing: the seed says the same.
+PRINTABLE_MAX = 4096
+
+
+class Schedule:
+    """Answers from a seed, or from a list."""
+
+    def __init__(self, *, seed: int | None = None, answers: Iterable[int] = ()) -> None:
+        self.seed = seed
+        self.answers = array("H")
+        self._random = random.Random(seed) if seed is not None else None
+        self._given = iter(answers)
+
+    @classmethod
+    def parse(cls, text: str) -> Schedule:
+        """Read what `str(schedule)` printed: `seed:7` or `list:0,2,1`.
+
+        Raises:
+            ConfigError: neither form, or an answer outside 0..65535.
+        """
+        form, _, rest = text.partition(":")
+        try:
+            if form == "seed":
+                return cls(seed=int(rest))
+            if form == "list":
+                answers = [int(part) for part in rest.split(",") if part]
+                if all(0 <= answer < CHOICES_MAX for answer in answers):
+                    return cls(answers=answers)
+        except ValueError:
+            pass
+        raise ConfigError(f"--schedule {text[:60]!r}: expected seed:N, or list:0,2,1 with answers 0..65535")
+
+    def choose(self, n: int, site: str) -> int:
+        """An answer in 0..n-1. `site` says what is being decided; it does not change the answer."""
+        assert 1 <= n <= CHOICES_MAX, f"choose({n}) at {site}"
+        if self._random is not None:
+            # Two calls of choose must not share bits, and randrange is five times slower than this.
+            answer = self._random.getrandbits(24) % n
+        else:
+            answer = next(self._given, 0) % n
+        self.answers.append(answer)
+        return answer
+
+    def __str__(self) -> str:
+        """The form that `parse` reads; the seed where there is one."""
+        if self.seed is not None:
+            return f"seed:{self.seed}"
+        answers = list(self.answers)
+        while answers and answers[-1] == 0:
+            answers.pop()
+        return "list:" + ",".join(map(str, answers))
