@@ -8,10 +8,7 @@ From there on the trees differ: another ack count, another lock, another victim,
 
 from __future__ import annotations
 
-from hicache.config import Config
-from hicache.topology import Topology
-from hicache.workload import AgenticSpec
-from hicache.zoo.scenario import Scenario
+from hicache.zoo.scenario import Scenario, varied_config, varied_spec
 
 SCENARIO = Scenario(
     name="local_host_room_decides_backup",
@@ -20,11 +17,9 @@ SCENARIO = Scenario(
     source="sglang issue 28429 (fix tried in 31425)",
     bug="local_host_room_decides_backup",
     fact="host_pages_free",
-    config=lambda seed: Config(
-        topology=Topology(tp=4), device_pages=160, host_pages=400, concurrency=4, seed=seed
-    ),
-    spec=lambda seed: AgenticSpec(seed=seed),
+    config=lambda seed: varied_config(seed, transfer_polls_max=2),
+    spec=varied_spec,
     fault=lambda chance, world_size: (
-        f"alloc_fail:rank={chance.randrange(world_size)},pool=host,nth={chance.randint(2, 24)}"
+        f"alloc_fail:rank={chance.randrange(world_size)},pool=host,nth={chance.randint(8, 40)}"
     ),
 )

@@ -15,7 +15,35 @@ from hicache.schedule import Schedule
 from hicache.sim.bugs import find_bugs
 from hicache.sim.faults import Fault, FaultPlan
 from hicache.sim.world import Plan
+from hicache.topology import Topology
 from hicache.workload import Agentic, AgenticSpec
+
+
+def varied_spec(seed: int) -> AgenticSpec:
+    """Conversations of another number, length and answer for each seed."""
+    chance = random.Random(f"conversations/{seed}")
+    rounds = chance.randint(5, 9)
+    return AgenticSpec(
+        conversations=chance.randint(6, 9),
+        rounds=rounds,
+        max_context=rounds * chance.randint(300, 700),
+        output=chance.randint(8, 48),
+        shared_prefix=chance.randint(64, 256),
+        seed=seed,
+    )
+
+
+def varied_config(seed: int, *, transfer_polls_max: int) -> Config:
+    """Four tensor ranks whose device holds a few conversations, and whose host holds some more."""
+    chance = random.Random(f"world/{seed}")
+    return Config(
+        topology=Topology(tp=4),
+        device_pages=chance.randint(105, 135),
+        host_pages=chance.randint(250, 500),
+        concurrency=chance.randint(2, 3),
+        transfer_polls_max=transfer_polls_max,
+        seed=seed,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,7 @@ Each waits for the other in a different collective. Nothing times out for half a
 
 from __future__ import annotations
 
-from hicache.config import Config
-from hicache.topology import Topology
-from hicache.workload import AgenticSpec
-from hicache.zoo.scenario import Scenario
+from hicache.zoo.scenario import Scenario, varied_config, varied_spec
 
 SCENARIO = Scenario(
     name="skip_collective_when_empty",
@@ -21,17 +18,10 @@ SCENARIO = Scenario(
     bug="skip_collective_when_empty",
     fact="writes_done",
     # Copies of equal length end together here: the only rank that is late is the one disturbed.
-    config=lambda seed: Config(
-        topology=Topology(tp=4),
-        device_pages=160,
-        host_pages=400,
-        concurrency=4,
-        transfer_polls_max=0,
-        seed=seed,
-    ),
-    spec=lambda seed: AgenticSpec(seed=seed),
+    config=lambda seed: varied_config(seed, transfer_polls_max=0),
+    spec=varied_spec,
     fault=lambda chance, world_size: (
         f"delay_done:rank={chance.randrange(world_size)},queue=write,"
-        f"op={chance.randint(1, 20)},steps={chance.randint(1, 3)}"
+        f"op={chance.randint(1, 10)},steps={chance.randint(1, 3)}"
     ),
 )
