@@ -1,0 +1,278 @@
+"""A reader takes every good record and nothing behind the first bad one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.logs import line, lines, write_lane, write_run
+from tracer.errors import LogError
+from tracer.log import LaneLog, find_logs
+
+BACKUP = {"kind": "write_backup", "step": 1, "node": 17, "pages": 1, "tokens": 64, "host_pages_free": 5}
+NOTE = {"kind": "note", "step": 2, "text": "x"}
+NAME = "rank0000.scheduler.000.jsonl"
+
+
+def read(path: Path) -> tuple[LaneLog, list[dict[str, Any]]]:
+    (lane,) = find_logs(path).lanes
+    return lane, list(lane.records())
+
+
+def test_a_closed_lane_gives_its_records_and_its_trailer(tmp_path: Path) -> None:
+    lane, records = read(write_lane(tmp_path, [BACKUP, NOTE]))
+    assert records == [{"seq": 1, "time_ns": 0, **BACKUP}, {"seq": 2, "time_ns": 0, **NOTE}]
+    assert lane.trailer is not None
+    assert (lane.trailer["outcome"], lane.torn, lane.count) == ("completed", None, 2)
+    assert lane.is_complete
+
+
+def test_a_lane_knows_its_place_and_its_kinds(tmp_path: Path) -> None:
+    lane, _ = read(write_lane(tmp_path, [], rank=3, sizes={"tp": 2, "pp": 2}))
+    assert (lane.rank, lane.lane, lane.coordinates) == (3, "scheduler", {"dp": 0, "pp": 1, "cp": 0, "tp": 1})
+    assert lane.kinds["write_backup"].needs == {"host_pages_free": "pages"}
+
+
+def test_a_lane_without_a_trailer_is_cut_but_not_torn(tmp_path: Path) -> None:
+    lane, records = read(write_lane(tmp_path, [BACKUP], outcome=None))
+    assert (len(records), lane.torn, lane.trailer, lane.is_complete) == (1, None, None, False)
+
+
+def test_a_lane_can_be_read_twice(tmp_path: Path) -> None:
+    lane, records = read(write_lane(tmp_path, [BACKUP, NOTE]))
+    assert records == list(lane.records())
+
+
+def test_a_file_cut_at_any_byte_of_its_last_two_records_loses_only_what_was_cut(tmp_path: Path) -> None:
+    path = write_lane(tmp_path, [BACKUP, NOTE, BACKUP], outcome=None)
+    data = path.read_bytes()
+    ends = [index + 1 for index, byte in enumerate(data) if byte == 0x0A]
+    for cut in range(ends[-3], len(data)):
+        path.write_bytes(data[:cut])
+        lane, records = read(path)
+        assert len(records) == sum(end <= cut for end in ends) - 1
+        assert (lane.torn is None) == (cut in ends)
+
+
+def test_a_file_cut_at_any_byte_and_filled_with_zeros_loses_only_what_was_cut(tmp_path: Path) -> None:
+    path = write_lane(tmp_path, [BACKUP, NOTE, BACKUP], outcome=None)
+    data = path.read_bytes()
+    ends = [index + 1 for index, byte in enumerate(data) if byte == 0x0A]
+    for cut in range(ends[-3], len(data) + 1):
+        path.write_bytes(data[:cut] + bytes(5000))
+        lane, records = read(path)
+        assert len(records) == sum(end <= cut for end in ends) - 1
+        assert lane.torn is not None
+
+
+def test_zero_bytes_behind_the_last_record_are_named(tmp_path: Path) -> None:
+    path = write_lane(tmp_path, [BACKUP], outcome=None)
+    path.write_bytes(path.read_bytes() + bytes(200_000))
+    lane, _ = read(path)
+    assert lane.torn == (
+        f"{NAME}: reading stopped before record 2: zero bytes, so the writer stopped without closing it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (b"not json\n", "the line is not a JSON object (JSON is malformed: invalid character (byte 4))"),
+        (b"[1,2]\n", "the line is not a JSON object (Expected `object`, got `array`)"),
+        (b'{"seq":2}\n', "the line has no seq and kind"),
+        (b'{"seq":"2","kind":"note"}\n', "the line has no seq and kind"),
+        (b'{"seq":9,"kind":"note"}\n', "it carries seq 9: the log has a gap"),
+        (b'{"seq":1,"kind":"note"}\n', "it carries seq 1: the log has a gap"),
+        (b'{"seq":2,"kind":"header"}\n', "a header in the middle of a file"),
+        (b"\0\0\0\n", "zero bytes, so the writer stopped without closing it"),
+        (b'{"seq":2,"kind":"trailer","records":7}\n', "the trailer counts 7 lines before it, there are 2"),
+    ],
+)
+def test_reading_stops_at_a_bad_line_in_the_middle(tmp_path: Path, bad: bytes, reason: str) -> None:
+    head, first, _, *rest = lines([BACKUP, NOTE, NOTE])
+    path = tmp_path / NAME
+    path.write_bytes(b"".join([head, first, bad, *rest]))
+    lane, records = read(path)
+    assert ([1], f"{NAME}: reading stopped before record 2: {reason}") == (
+        [record["seq"] for record in records],
+        lane.torn,
+    )
+
+
+def test_a_line_with_two_objects_is_no_record(tmp_path: Path) -> None:
+    head, first, second = lines([BACKUP, NOTE], outcome=None)
+    path = tmp_path / NAME
+    path.write_bytes(head + first[:-1] + b" " + second)
+    lane, records = read(path)
+    assert records == []
+    assert lane.torn is not None
+
+
+def test_bytes_that_are_not_utf8_end_the_readable_part(tmp_path: Path) -> None:
+    head, first = lines([NOTE], outcome=None)
+    path = tmp_path / NAME
+    path.write_bytes(head + first.replace(b'"x"', b'"\xff"'))
+    lane, records = read(path)
+    assert records == []
+    assert lane.torn is not None
+
+
+def test_nothing_is_read_behind_a_trailer(tmp_path: Path) -> None:
+    path = write_lane(tmp_path, [BACKUP])
+    path.write_bytes(path.read_bytes() + line(3, NOTE))
+    lane, records = read(path)
+    assert len(records) == 1
+    assert lane.torn == f"{NAME}: reading stopped before record 3: something stands behind the trailer"
+
+
+def segments(folder: Path, *parts: list[bytes], first: int = 0) -> Path:
+    """Write a lane in several segments; each repeats the header with the next record's seq."""
+    head = json.loads(parts[0][0])
+    for index, part in enumerate(parts):
+        seq = json.loads(part[0])["seq"]
+        own = part if index == 0 else [line(seq, head), *part]
+        (folder / f"rank0000.scheduler.{index + first:03d}.jsonl").write_bytes(b"".join(own))
+    return folder
+
+
+def test_segments_are_read_as_one_lane(tmp_path: Path) -> None:
+    every = lines([BACKUP, NOTE, BACKUP])
+    lane, records = read(segments(tmp_path, every[:2], every[2:]))
+    assert [record["seq"] for record in records] == [1, 2, 3]
+    assert lane.is_complete
+    assert lane.file_of(1).name == NAME
+    assert lane.file_of(2).name == "rank0000.scheduler.001.jsonl"
+
+
+def test_a_sealed_segment_with_zeros_left_in_it_is_read_on_behind_them(tmp_path: Path) -> None:
+    every = lines([BACKUP, NOTE])
+    segments(tmp_path, every[:2], every[2:])
+    first = tmp_path / NAME
+    first.write_bytes(first.read_bytes() + bytes(70_000))
+    lane, records = read(tmp_path)
+    assert (len(records), lane.torn) == (2, None)
+
+
+def test_a_record_lost_between_two_segments_is_seen(tmp_path: Path) -> None:
+    every = lines([BACKUP, NOTE, BACKUP])
+    lane, records = read(segments(tmp_path, every[:2], every[3:]))
+    assert len(records) == 1
+    assert lane.torn == (
+        "rank0000.scheduler.001.jsonl: reading stopped before record 2: "
+        "it goes on with record 3 where 2 is due: records are lost"
+    )
+
+
+def test_a_missing_segment_is_seen(tmp_path: Path) -> None:
+    every = lines([BACKUP, NOTE, BACKUP])
+    segments(tmp_path, every[:2], every[2:3], every[3:])
+    (tmp_path / "rank0000.scheduler.001.jsonl").unlink()
+    lane, records = read(tmp_path)
+    assert len(records) == 1
+    assert lane.torn == (
+        "rank0000.scheduler.002.jsonl: reading stopped before record 2: "
+        "segment 001, which comes before it, is missing"
+    )
+
+
+def test_a_later_segment_without_a_header_tears_its_lane(tmp_path: Path) -> None:
+    every = lines([BACKUP, NOTE])
+    segments(tmp_path, every[:2], every[2:])
+    (tmp_path / "rank0000.scheduler.001.jsonl").write_bytes(bytes(65536))
+    lane, records = read(tmp_path)
+    assert len(records) == 1
+    assert lane.torn is not None
+    assert lane.torn.startswith("rank0000.scheduler.001.jsonl")
+
+
+def test_extents_say_how_far_each_file_is_readable(tmp_path: Path) -> None:
+    path = write_lane(tmp_path, [BACKUP, NOTE], outcome=None)
+    good = path.stat().st_size
+    path.write_bytes(path.read_bytes() + b'{"seq":3')
+    (lane,) = find_logs(path).lanes
+    (extent,) = lane.extents()
+    assert (extent.valid_bytes, extent.file_bytes, lane.count) == (good, good + 8, 2)
+
+
+def test_another_major_version_is_refused(tmp_path: Path) -> None:
+    write_lane(tmp_path, [], version=[2, 0])
+    with pytest.raises(LogError, match=r"log version 2\.0, this reader knows 1\.x"):
+        find_logs(tmp_path)
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    write_lane(tmp_path, [], format="other.log")
+    with pytest.raises(LogError, match=r"format 'other\.log' is not hicache\.log"):
+        find_logs(tmp_path)
+
+
+def test_unknown_fields_of_a_newer_minor_version_are_ignored(tmp_path: Path) -> None:
+    kinds = {"note": {"role": "note", "info": ["text"], "colour": "red"}}
+    lane, records = read(write_lane(tmp_path, [{**NOTE, "new": 1}], version=[1, 9], kinds=(), surprise=[1]))
+    assert (lane.header["surprise"], records[0]["new"]) == ([1], 1)
+    lane, _ = read(write_lane(tmp_path, [], **{"version": [1, 9]}))
+    assert kinds["note"]["role"] == lane.kinds["note"].role
+
+
+def test_a_folder_without_logs_names_what_was_expected(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(LogError) as caught:
+        find_logs(tmp_path)
+    assert str(caught.value) == (
+        f"no logs in {tmp_path}\n"
+        "  expected  rank0000.scheduler.000.jsonl, ...\n"
+        f"  try       hicache zoo run local_host_room_decides_backup --out {tmp_path}"
+    )
+
+
+def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LogError, match="no such file or folder"):
+        find_logs(tmp_path / "nowhere")
+
+
+def test_a_file_of_any_name_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "other.txt"
+    path.write_bytes(b"".join(lines([NOTE])))
+    _, records = read(path)
+    assert len(records) == 1
+
+
+def test_a_rank_that_died_before_its_header_does_not_hide_the_others(tmp_path: Path) -> None:
+    write_run(tmp_path, {0: [NOTE], 1: [NOTE]})
+    (tmp_path / "rank0001.scheduler.000.jsonl").write_bytes(bytes(65536))
+    run = find_logs(tmp_path)
+    assert (run.ranks, run.world_size, run.missing_ranks) == ((0,), 2, (1,))
+    assert run.unreadable == (
+        "rank0001.scheduler.000.jsonl: it is empty: its writer stopped before the header was written",
+    )
+
+
+def test_a_damaged_header_is_refused_when_it_is_all_there_is(tmp_path: Path) -> None:
+    write_lane(tmp_path, [], rank=0, kinds=(), world_size="four")
+    with pytest.raises(LogError, match="its header is damaged"):
+        find_logs(tmp_path)
+
+
+def test_two_runs_in_one_folder_are_kept_apart(tmp_path: Path) -> None:
+    write_lane(tmp_path, [NOTE], rank=0, run_id="run-a", sizes={"tp": 2})
+    write_lane(tmp_path, [NOTE], rank=1, run_id="run-b", sizes={"tp": 2})
+    run = find_logs(tmp_path)
+    assert run.run_ids == ("run-a", "run-b")
+    assert [(part.run_id, part.ranks, part.missing_ranks) for part in run.by_run_id()] == [
+        ("run-a", (0,), (1,)),
+        ("run-b", (1,), (0,)),
+    ]
+
+
+def test_a_segment_left_over_from_another_run_is_not_read_as_the_same_lane(tmp_path: Path) -> None:
+    old, new = lines([NOTE, NOTE], run_id="old"), lines([NOTE, NOTE], run_id="new")
+    segments(tmp_path, old[:2], old[2:])
+    (tmp_path / NAME).write_bytes(b"".join(new[:2]))
+    run = find_logs(tmp_path)
+    assert run.run_ids == ("new", "old")
+    for lane in run.lanes:
+        list(lane.records())
+    assert [lane.count for lane in run.lanes] == [1, 0]

@@ -1,0 +1,257 @@
+"""What is on disk after a crash, a full disk, a removed folder or a fork."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import json
+import os
+import resource
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.logs import DECIDE, SMALL_KINDS, place
+from tracer.log import find_logs
+from tracer.record import header
+from tracer.sinks import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SegmentSink, write_meta
+from tracer.tracer import Tracer
+
+HEADER = header(place(), SMALL_KINDS, lane="scheduler", run_id="run-a", tool_version="test")
+# One segment of 64 KiB holds several hundred small records.
+MORE_THAN_A_SEGMENT = 2000
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def open_tracer(folder: Path, warn: Callable[[str], None] | None = None) -> Tracer:
+    return Tracer(SegmentSink(folder, 0, "scheduler", warn=warn), HEADER, lambda: 7, warn=warn)
+
+
+def write(tracing: Tracer, count: int) -> None:
+    emit = tracing.emitter(DECIDE)
+    for node in range(count):
+        emit(node, 1, 64, 5)
+
+
+def nodes(folder: Path) -> list[int]:
+    (lane,) = find_logs(folder).lanes
+    return [record["node"] for record in lane.records()]
+
+
+def test_what_was_written_is_read_back_over_many_segments(tmp_path: Path) -> None:
+    tracing = open_tracer(tmp_path)
+    write(tracing, 20_000)
+    tracing.close("completed")
+    (lane,) = find_logs(tmp_path).lanes
+    assert [record["node"] for record in lane.records()] == list(range(20_000))
+    assert lane.is_complete
+    assert len(lane.files) > 3
+
+
+def test_segments_double_are_private_and_are_cut_to_what_was_used(tmp_path: Path) -> None:
+    tracing = open_tracer(tmp_path)
+    sizes = [os.stat(tmp_path / "rank0000.scheduler.000.jsonl").st_size]
+    write(tracing, 1000)
+    sizes.append(os.stat(tmp_path / "rank0000.scheduler.001.jsonl").st_size)
+    tracing.close("completed")
+    assert sizes == [SEGMENT_BYTES_MIN, 2 * SEGMENT_BYTES_MIN]
+    for path in tmp_path.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert path.read_bytes().endswith(b"}\n")
+
+
+def test_a_record_larger_than_a_segment_gets_one_that_fits(tmp_path: Path) -> None:
+    tracing = open_tracer(tmp_path)
+    emit = tracing.emitter(DECIDE)
+    emit("x" * (SEGMENT_BYTES_MAX + 1), 1, 64, 5)
+    emit(2, 1, 64, 5)
+    tracing.close("completed")
+    assert nodes(tmp_path) == ["x" * (SEGMENT_BYTES_MAX + 1), 2]
+
+
+CRASH = """
+import os, sys
+sys.path.insert(0, {root!r})
+from pathlib import Path
+from tests.tracer.test_sinks import open_tracer
+from tests.support.logs import DECIDE
+tracing = open_tracer(Path({folder!r}))
+emit = tracing.emitter(DECIDE)
+node = 0
+while True:
+    emit(node, 1, 64, 5)
+    os.write(1, b"%d\\n" % node)
+    node += 1
+"""
+
+
+@pytest.mark.parametrize("acknowledged", [1, 500, 3000])
+def test_every_record_acknowledged_before_a_sigkill_is_readable(tmp_path: Path, acknowledged: int) -> None:
+    script = CRASH.format(root=str(ROOT), folder=str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        seen = [int(child.stdout.readline()) for _ in range(acknowledged)]
+        child.send_signal(signal.SIGKILL)
+        seen += [int(text) for text in child.stdout.read().split(b"\n")[:-1]]
+    (lane,) = find_logs(tmp_path).lanes
+    read = [record["node"] for record in lane.records()]
+    assert seen == read[: len(seen)]
+    # One record may have been written and not yet acknowledged.
+    assert len(seen) <= len(read) <= len(seen) + 1
+    assert lane.trailer is None
+    assert lane.torn is not None
+
+
+def test_a_disk_without_room_ends_tracing_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def allocate(fd: int, offset: int, length: int) -> None:
+        if length > SEGMENT_BYTES_MIN:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.ftruncate(fd, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    warnings: list[str] = []
+    tracing = open_tracer(tmp_path, warnings.append)
+    write(tracing, MORE_THAN_A_SEGMENT)
+    tracing.close("completed")
+    second = tmp_path / "rank0000.scheduler.001.jsonl"
+    assert warnings == [
+        f"tracing of rank 0, lane scheduler is off from here on: No space left on device ({second})"
+    ]
+    assert not second.exists()
+    assert nodes(tmp_path) == list(range(len(nodes(tmp_path))))
+    assert len(nodes(tmp_path)) > 100
+
+
+def test_a_file_size_limit_of_the_kernel_ends_tracing_and_not_the_run(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    warnings: list[str] = []
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SEGMENT_BYTES_MIN, hard))
+    try:
+        tracing = open_tracer(tmp_path, warnings.append)
+        write(tracing, MORE_THAN_A_SEGMENT)
+        tracing.close("completed")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(warnings) == 1
+    assert "File too large" in warnings[0]
+    assert len(nodes(tmp_path)) > 100
+
+
+FULL_DISK = """
+import sys
+sys.path.insert(0, {root!r})
+from pathlib import Path
+from tests.tracer.test_sinks import open_tracer, write
+warnings = []
+tracing = open_tracer(Path({folder!r}), warnings.append)
+write(tracing, 20000)
+tracing.close("completed")
+print(len(warnings), "No space left on device" in warnings[0])
+"""
+
+
+def test_a_really_full_disk_ends_tracing_and_not_the_run(tmp_path: Path) -> None:
+    if shutil.which("unshare") is None:
+        pytest.skip("no unshare here: a full disk was only imitated by the two tests above")
+    disk, copy, script = tmp_path / "disk", tmp_path / "copy", tmp_path / "fill.py"
+    disk.mkdir()
+    script.write_text(FULL_DISK.format(root=str(ROOT), folder=str(disk)))
+    mount = f"mount -t tmpfs -o size=256k none {disk}"
+    fill = f"{mount} || exit 77; {sys.executable} {script} && cp -r {disk} {copy}"
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", fill], capture_output=True, text=True)
+    if done.returncode == 77 or done.stderr.startswith("unshare"):
+        pytest.skip(f"no mount allowed here, a full disk was only imitated above: {done.stderr.strip()}")
+    assert (done.returncode, done.stdout) == (0, "1 True\n"), done.stderr
+    assert nodes(copy) == list(range(len(nodes(copy))))
+
+
+def test_a_folder_that_cannot_be_made_means_one_warning_and_no_log(tmp_path: Path) -> None:
+    # Root may write into a read-only folder, so the way is barred by a file.
+    (tmp_path / "file").write_text("")
+    warnings: list[str] = []
+    tracing = open_tracer(tmp_path / "file" / "logs", warnings.append)
+    write(tracing, MORE_THAN_A_SEGMENT)
+    tracing.close("completed")
+    assert len(warnings) == 1
+    assert "Not a directory" in warnings[0]
+
+
+def test_a_folder_removed_during_the_run_means_one_warning(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    tracing = open_tracer(tmp_path / "logs", warnings.append)
+    shutil.rmtree(tmp_path / "logs")
+    write(tracing, 3 * MORE_THAN_A_SEGMENT)
+    tracing.close("completed")
+    assert len(warnings) == 1
+    assert "No such file or directory" in warnings[0]
+    assert not (tmp_path / "logs").exists()
+
+
+def test_the_log_of_an_earlier_run_is_never_overwritten(tmp_path: Path) -> None:
+    first = open_tracer(tmp_path)
+    write(first, 3)
+    first.close("completed")
+    warnings: list[str] = []
+    second = open_tracer(tmp_path, warnings.append)
+    write(second, 9)
+    second.close("completed")
+    assert nodes(tmp_path) == [0, 1, 2]
+    assert len(warnings) == 1
+    assert "File exists" in warnings[0]
+
+
+def test_a_warning_that_raises_does_not_reach_the_run(tmp_path: Path) -> None:
+    def warn(text: str) -> None:
+        raise RuntimeError(text)
+
+    (tmp_path / "file").write_text("")
+    write(open_tracer(tmp_path / "file", warn), 3)
+
+
+def test_a_forked_child_writes_nothing_into_its_parents_log(tmp_path: Path) -> None:
+    tracing = open_tracer(tmp_path)
+    write(tracing, 3)
+    child = os.fork()
+    if child == 0:
+        write(tracing, MORE_THAN_A_SEGMENT)
+        tracing.close("crashed")
+        os._exit(0)
+    os.waitpid(child, 0)
+    write(tracing, 3)
+    tracing.close("completed")
+    (lane,) = find_logs(tmp_path).lanes
+    assert [record["node"] for record in lane.records()] == [0, 1, 2, 0, 1, 2]
+    assert lane.is_complete
+    assert len(lane.files) == 1
+
+
+def test_a_sink_that_was_never_closed_leaves_no_open_file(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    tracing = open_tracer(tmp_path)
+    write(tracing, 3)
+    del tracing
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert nodes(tmp_path) == [0, 1, 2]
+
+
+def test_the_side_file_holds_what_differs_between_equal_runs(tmp_path: Path) -> None:
+    write_meta(tmp_path, 3)
+    facts = json.loads((tmp_path / "rank0003.meta.json").read_text())
+    assert sorted(facts) == ["host", "monotonic_ns", "pid", "wall_clock_ns"]
+    assert facts["pid"] == os.getpid()
+
+
+def test_a_side_file_that_cannot_be_written_only_warns(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    warnings: list[str] = []
+    write_meta(tmp_path / "file", 3, warn=warnings.append)
+    assert len(warnings) == 1

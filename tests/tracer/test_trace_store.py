@@ -1,0 +1,326 @@
+"""Logs as tables: each view on a log that can be read, and a lock that holds."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.logs import write_lane, write_run
+from tracer.errors import LogError, StoreError
+from tracer.record import Kind
+from tracer.sinks import write_meta
+from tracer.trace_store import QUERIES, TraceStore, open_store
+
+EVICT = Kind("evict", "decision", compared=("pages_wanted", "surprise"), agree=("tp",))
+BACKUP = Kind("write_backup", "decision", agree=("tp",), compared=("node", "pages", "tokens"))
+KINDS = (BACKUP, EVICT, Kind("note", "note", info=("rank",)))
+
+RECORDS: Sequence[Mapping[str, Any]] = [
+    {"kind": "request", "rid": "r0", "input_tokens": 128, "conversation": 4, "step": 1, "time_ns": 10},
+    {"kind": "match", "rid": "r0", "node": 3, "device_tokens": 64, "host_tokens": 0, "step": 2},
+    {
+        "kind": "admit",
+        "rid": "r0",
+        "verdict": "no_room",
+        "device_tokens": 1,
+        "host_tokens": 1,
+        "storage_tokens": 1,
+        "step": 2,
+    },
+    {
+        "kind": "admit",
+        "rid": "r0",
+        "verdict": "admitted",
+        "device_tokens": 64,
+        "host_tokens": 0,
+        "storage_tokens": 0,
+        "step": 4,
+        "time_ns": 40,
+    },
+    {"kind": "forward", "mode": "extend", "rids": ["r0", "r1"], "computed_tokens": [40, 7], "step": 4},
+    {"kind": "forward", "mode": "extend", "rids": ["r0"], "computed_tokens": [24], "step": 5},
+    {"kind": "forward", "mode": "decode", "rids": ["r0"], "computed_tokens": [1], "step": 6},
+    {"kind": "write_backup", "node": 3, "pages": 2, "tokens": 128, "host_pages_free": 5, "step": 6},
+    {"kind": "transfer_enqueue", "op": 9, "queue": "write", "nodes": [3], "pages": 2, "step": 6},
+    {"kind": "transfer_done", "op": 9, "queue": "write", "step": 7},
+    {"kind": "transfer_ack", "op": 9, "queue": "write", "nodes": [3], "pages": 2, "step": 8},
+    {"kind": "transfer_enqueue", "op": 10, "queue": "write", "nodes": [4, 5], "pages": 1, "step": 8},
+    {
+        "kind": "evict",
+        "pages_wanted": 1,
+        "pages_freed": 2,
+        "demoted_digests": "a" * 32,
+        "surprise": {"x": [1]},
+    },
+    {"kind": "evict_host", "pages_wanted": 1, "pages_freed": 1, "dropped_digests": "b" * 16},
+    {"kind": "pool_audit", "pool": "host", "available": 3, "evictable": 2, "protected": 1, "total": 7},
+    {
+        "kind": "meeting",
+        "phase": "enter",
+        "group": "tp0/events",
+        "group_seq": 1,
+        "op": "all_reduce",
+        "step": 8,
+    },
+    {
+        "kind": "meeting",
+        "phase": "leave",
+        "group": "tp0/events",
+        "group_seq": 1,
+        "op": "all_reduce",
+        "step": 9,
+    },
+    {
+        "kind": "meeting",
+        "phase": "enter",
+        "group": "tp0/events",
+        "group_seq": 2,
+        "op": "all_reduce",
+        "step": 9,
+    },
+    {"kind": "note", "rank": 77},
+    {"kind": "finish", "rid": "r0", "reason": "length", "output_tokens": 5, "step": 9},
+]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceStore]:
+    folder = tmp_path_factory.mktemp("run")
+    write_run(folder, {0: RECORDS, 1: RECORDS}, kinds=KINDS)
+    write_meta(folder, 0)
+    with open_store(folder) as opened:
+        yield opened
+
+
+def test_a_request_is_one_row_from_the_first_rank_of_its_replica(store: TraceStore) -> None:
+    answer = store.query(
+        "SELECT rid, conversation, input_tokens, output_tokens, device_tokens, host_tokens, storage_tokens, "
+        "computed_tokens, receive_step, admit_step, finish_step, wait_steps, wait_ns, finish_reason "
+        "FROM requests"
+    )
+    assert answer.rows == (("r0", "4", 128, 5, 64, 0, 0, 64, 1, 4, 9, 3, 30, "length"),)
+
+
+def test_a_transfer_is_one_row_with_its_three_moments(store: TraceStore) -> None:
+    answer = store.query(
+        "SELECT op, queue, pages, nodes, enqueue_step, done_step, ack_step, enqueue_seq, ack_seq "
+        "FROM transfers WHERE rank = 1"
+    )
+    assert answer.rows == (
+        (9, "write", 2, [3], 6, 7, 8, 9, 11),
+        (10, "write", 1, [4, 5], 8, None, None, 12, None),
+    )
+
+
+def test_a_queue_counts_what_is_in_flight_after_each_change(store: TraceStore) -> None:
+    answer = store.query("SELECT event, op, in_flight, done_not_acked FROM queues WHERE rank = 0")
+    assert answer.rows == (("enqueue", 9, 1, 0), ("done", 9, 1, 1), ("ack", 9, 0, 0), ("enqueue", 10, 1, 0))
+
+
+def test_a_collective_that_was_never_left_says_so(store: TraceStore) -> None:
+    answer = store.query(
+        'SELECT "group", group_seq, op, enter_step, leave_step, "left" FROM collectives WHERE rank = 0'
+    )
+    assert answer.rows == (
+        ("tp0/events", 1, "all_reduce", 8, 9, True),
+        ("tp0/events", 2, "all_reduce", 9, None, False),
+    )
+
+
+def test_decisions_are_the_kinds_that_the_header_says_and_keep_their_other_fields(store: TraceStore) -> None:
+    answer = store.query("SELECT kind, step, node, pages, tokens, fields FROM decisions WHERE rank = 0")
+    assert [(*row[:-1], json.loads(row[-1])) for row in answer.rows] == [
+        ("write_backup", 6, 3, 2, 128, {"host_pages_free": 5}),
+        (
+            "evict",
+            0,
+            None,
+            None,
+            None,
+            {"pages_wanted": 1, "pages_freed": 2, "demoted_digests": "a" * 32, "surprise": {"x": [1]}},
+        ),
+    ]
+
+
+def test_evictions_count_the_pages_of_their_digests(store: TraceStore) -> None:
+    answer = store.query(
+        "SELECT tier, pages_freed, demoted_pages, dropped_pages FROM evictions WHERE rank = 0"
+    )
+    assert answer.rows == (("device", 2, 2, 0), ("host", 1, 0, 1))
+
+
+def test_a_pool_shows_the_pages_that_are_in_no_set(store: TraceStore) -> None:
+    answer = store.query("SELECT pool, total, unaccounted FROM pools WHERE rank = 0")
+    assert answer.rows == (("host", 7, 1),)
+
+
+def test_ranks_have_a_place_an_outcome_and_a_process(store: TraceStore) -> None:
+    answer = store.query("SELECT rank, tp, run_id, pid, records, outcome, torn_lanes FROM ranks")
+    assert answer.rows == (
+        (0, 0, "run-a", os.getpid(), 20, "completed", 0),
+        (1, 1, "run-a", None, 20, "completed", 0),
+    )
+
+
+def test_a_field_named_like_a_column_of_ours_is_kept_beside_it(store: TraceStore) -> None:
+    answer = store.query("SELECT rank, field_rank FROM records WHERE kind = 'note'")
+    assert answer.rows == ((0, "77"), (1, "77"))
+
+
+@pytest.mark.parametrize(
+    ("view", "columns"),
+    [
+        ("prefetches", ("rid", "op", "pages", "tokens", "done_step", "outcome")),
+        ("heartbeats", ("rank", "lane", "seq", "step", "time_ns", "count")),
+    ],
+)
+def test_views_without_records_yet_have_their_columns(
+    store: TraceStore, view: str, columns: tuple[str, ...]
+) -> None:
+    answer = store.query(f"SELECT * FROM {view}")
+    assert (set(columns) <= set(answer.columns), answer.rows) == (True, ())
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_every_canned_query_runs(store: TraceStore, name: str) -> None:
+    assert store.canned(name).columns
+
+
+def test_a_canned_query_that_is_not_there_names_those_that_are(store: TraceStore) -> None:
+    with pytest.raises(StoreError, match="slowest_requests"):
+        store.canned("fastest")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM read_csv('/etc/passwd')",
+        "SELECT * FROM read_text('/etc/passwd')",
+        "SELECT * FROM read_json('/etc/passwd')",
+        "SELECT * FROM glob('/etc/*')",
+        "FROM '/etc/passwd'",
+        "FROM '/etc/passwd.csv'",
+        "SELECT * FROM query('SELECT * FROM read_text(''/etc/passwd'')')",
+        "SELECT * FROM sqlite_scan('/tmp/x', 'y')",
+        "COPY requests TO '/tmp/stolen.csv'",
+        "COPY (SELECT 1) TO '/dev/stdout'",
+        "EXPORT DATABASE '/tmp/stolen'",
+        "ATTACH '/tmp/other.db'",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "PRAGMA version",
+        "PRAGMA enable_profiling",
+        "CALL pragma_version()",
+        "SET memory_limit = '100GB'",
+        "SET enable_external_access = true",
+        "RESET lock_configuration",
+        "CREATE TABLE x (y INT)",
+        "CREATE MACRO f(x) AS x",
+        "INSERT INTO records (seq) VALUES (1)",
+        "UPDATE records SET seq = 0",
+        "DELETE FROM records",
+        "DROP TABLE records",
+        "DROP VIEW requests",
+        "EXPLAIN ANALYZE DELETE FROM records",
+        "WITH gone AS (DELETE FROM records RETURNING *) SELECT * FROM gone",
+        "SELECT 1; SELECT 2",
+        "SELECT 1; DROP TABLE records",
+        "PREPARE p AS DELETE FROM records",
+        "BEGIN",
+        "",
+        "-- nothing",
+        "SELECT",
+        "SELECT * FROM RECORDS_OF_SOMEBODY",
+        "SELECT ?",
+        "\0",
+    ],
+)
+def test_a_statement_that_could_do_harm_is_refused(store: TraceStore, sql: str) -> None:
+    with pytest.raises(StoreError):
+        store.query(sql)
+    assert store.query("SELECT count(*) FROM records").rows == ((40,),)
+
+
+def test_a_semicolon_at_the_end_is_no_second_statement(store: TraceStore) -> None:
+    assert store.query("SELECT 1 AS one; -- done").rows == ((1,),)
+
+
+def test_a_local_variable_is_not_a_table(store: TraceStore) -> None:
+    secret = [1, 2]
+    with pytest.raises(StoreError, match="secret"):
+        store.query("SELECT * FROM secret")
+    assert secret
+
+
+def test_a_refused_file_is_explained_in_three_parts(store: TraceStore) -> None:
+    with pytest.raises(StoreError) as caught:
+        store.query("SELECT *\nFROM read_text('/etc/passwd')")
+    assert str(caught.value) == (
+        "a query reads the loaded records and nothing else: no file, network or setting\n"
+        "  where     SELECT * FROM read_text('/etc/passwd')\n"
+        "  try       hicache query --list"
+    )
+
+
+def test_a_query_that_needs_too_much_memory_fails_alone(tmp_path: Path) -> None:
+    write_lane(tmp_path, RECORDS)
+    with open_store(tmp_path, memory_limit="100MB") as small:
+        with pytest.raises(StoreError, match="Out of Memory"):
+            small.query("SELECT count(DISTINCT range || 'x') FROM range(30000000)")
+        assert small.query("SELECT count(*) FROM records").rows == ((20,),)
+
+
+def test_only_the_readable_start_of_a_torn_log_is_loaded(tmp_path: Path) -> None:
+    path = write_lane(tmp_path, RECORDS, outcome=None)
+    path.write_bytes(path.read_bytes()[:-5] + bytes(70_000))
+    with open_store(tmp_path) as opened:
+        assert opened.query("SELECT count(*), max(seq) FROM records").rows == ((19, 19),)
+        assert opened.query("SELECT outcome, torn_lanes FROM ranks").rows == ((None, 1),)
+        assert (
+            opened.canned("lanes_cut").rows[0][4].startswith("rank0000.scheduler.000.jsonl: reading stopped")
+        )
+
+
+def test_the_logs_themselves_are_not_touched(tmp_path: Path) -> None:
+    path = write_lane(tmp_path, RECORDS, outcome=None)
+    path.write_bytes(path.read_bytes() + bytes(10))
+    before = path.read_bytes()
+    open_store(tmp_path).close()
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_log_without_a_single_record_has_every_view_empty(tmp_path: Path) -> None:
+    with open_store(write_lane(tmp_path, [])) as opened:
+        assert opened.query("SELECT * FROM requests").rows == ()
+        assert opened.query("SELECT rank, records FROM ranks").rows == ((0, 0),)
+
+
+def test_a_path_with_quotes_and_wildcards_in_it_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "it's [a] * run"
+    write_lane(folder, RECORDS)
+    with open_store(folder) as opened:
+        assert opened.query("SELECT count(*) FROM records").rows == ((20,),)
+
+
+def test_a_field_of_the_wrong_type_is_refused_with_its_place(tmp_path: Path) -> None:
+    write_lane(tmp_path, [{"kind": "match", "rid": "r0", "node": "seventeen"}])
+    with pytest.raises(StoreError, match="the logs can't be loaded"):
+        open_store(tmp_path)
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
+    write_lane(tmp_path, RECORDS, rank=0, run_id="a")
+    write_lane(tmp_path, RECORDS, rank=1, run_id="b")
+    with pytest.raises(StoreError, match="holds 2 runs"):
+        open_store(tmp_path)
+
+
+def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LogError, match="no logs in"):
+        open_store(tmp_path)

@@ -1,0 +1,594 @@
+"""Which tier served each prompt token, and why the first computed page was not a hit.
+
+Owns the `hicache.hits.v1` numbers and the story of one request. It adds up what the records say and
+never repairs them: where device + host + storage + computed is not the prompt, that is reported.
+
+Counts are those of each replica's first rank (every axis but dp at 0), one replica for each dp.
+
+    0        device        host       storage              input_tokens
+    |- on device -|- loaded -|- prefetched -|--- computed by forward ---|
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tracer.errors import HitsError
+from tracer.log import LaneLog, Run
+
+SCHEMA = "hicache.hits.v1"
+DIGEST_CHARS = 16
+TIME_BUCKETS_MAX = 20
+
+By = Literal["request", "tier", "conversation", "reason", "time"]
+GROUPINGS = ("request", "tier", "conversation", "reason", "time")
+
+# What last happened to a page's content, by its digest.
+RESIDENT, DEMOTED, DROPPED, DROPPED_FROM_HOST = "resident", "demoted", "dropped", "dropped_from_host"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHits:
+    """One request's prompt, split by the tier that served it.
+
+    Attributes:
+        reason: why the first computed page was not a hit; None when the request was not admitted.
+        step: scheduler iteration at which the request was received.
+        time_ns: the same on the rank's clock.
+        is_finished: whether a finish record was seen.
+    """
+
+    rid: str
+    dp: int
+    input_tokens: int
+    device: int
+    host: int
+    storage: int
+    computed: int
+    reason: str | None
+    conversation: str | None = None
+    step: int = 0
+    time_ns: int = 0
+    is_finished: bool = False
+
+    @property
+    def cached(self) -> int:
+        return self.device + self.host + self.storage
+
+
+@dataclass(frozen=True, slots=True)
+class Unaccounted:
+    """A finished request whose parts do not add up to its prompt."""
+
+    rid: str
+    input_tokens: int
+    accounted_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """The result of `hits`.
+
+    Attributes:
+        requests: every request that was counted, by replica, then in order of arrival.
+        rows: the table that was asked for, one dictionary a row, keys in the order of the columns.
+        unaccounted: finished requests whose tokens do not add up.
+        notes: what limits these numbers: a lane that was cut, a replica without a log.
+    """
+
+    by: By
+    requests: tuple[RequestHits, ...]
+    rows: tuple[dict[str, Any], ...]
+    unaccounted: tuple[Unaccounted, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def input_tokens(self) -> int:
+        return sum(request.input_tokens for request in self.requests)
+
+    @property
+    def hit_rate(self) -> float:
+        """Cached tokens divided by prompt tokens; 0 without a prompt."""
+        return _rate(sum(request.cached for request in self.requests), self.input_tokens)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of schema `hicache.hits.v1`; the last two keys only when there is something to say."""
+        document: dict[str, Any] = {
+            "schema": SCHEMA,
+            "requests": len(self.requests),
+            "input_tokens": self.input_tokens,
+            "cached_tokens": {
+                "device": sum(request.device for request in self.requests),
+                "host": sum(request.host for request in self.requests),
+                "storage": sum(request.storage for request in self.requests),
+                "total": sum(request.cached for request in self.requests),
+            },
+            "hit_rate": self.hit_rate,
+            "by": self.by,
+            "rows": list(self.rows),
+        }
+        if self.unaccounted:
+            document["unaccounted"] = [
+                {
+                    "rid": each.rid,
+                    "input_tokens": each.input_tokens,
+                    "accounted_tokens": each.accounted_tokens,
+                }
+                for each in self.unaccounted
+            ]
+        if self.notes:
+            document["notes"] = list(self.notes)
+        return document
+
+
+@dataclass(frozen=True, slots=True)
+class StoryLine:
+    """One moment in a request's life: the record it comes from and the same as a sentence."""
+
+    step: int
+    time_ns: int
+    kind: str
+    text: str
+    record: Mapping[str, Any]
+
+
+def hits(run: Run, *, by: str = "request", since: int | None = None, until: int | None = None) -> Hits:
+    """Account for every prompt token of a run.
+
+    Args:
+        by: `request`, `tier`, `conversation`, `reason` or `time` (buckets of the rank's clock, which is
+            virtual in the simulator; at most 20, each 1, 2 or 5 times a power of ten nanoseconds wide).
+        since: first scheduler step whose arrivals count; all records are read either way.
+        until: last such step.
+    Raises:
+        HitsError: `by` is unknown or not there yet, the logs are of several runs, or no replica's
+            first rank left a log.
+    """
+    if by not in GROUPINGS:
+        is_later = "; grouping by prefix is not there yet" if by == "prefix" else ""
+        raise HitsError(f"can't group hits by {by!r}{is_later}", expected=", ".join(GROUPINGS))
+    leaders, notes = _leaders(run)
+    requests: list[RequestHits] = []
+    for dp, lanes in leaders:
+        account = _Account(dp)
+        for lane in lanes:
+            account.read(lane)
+            if not lane.is_complete:
+                notes.append(
+                    lane.torn or f"{lane.files[-1].name}: cut behind record {lane.count}, without a trailer"
+                )
+        requests += account.results(_has_host_tier(lanes, account))
+    chosen = tuple(
+        request
+        for request in requests
+        if (since is None or request.step >= since) and (until is None or request.step <= until)
+    )
+    unaccounted = tuple(
+        Unaccounted(request.rid, request.input_tokens, request.cached + request.computed)
+        for request in chosen
+        if request.is_finished and request.cached + request.computed != request.input_tokens
+    )
+    grouping: By = by  # type: ignore[assignment]  # it is one of GROUPINGS
+    return Hits(grouping, chosen, tuple(ROWS[by](chosen)), unaccounted, tuple(notes))
+
+
+def why(run: Run, rid: str) -> list[StoryLine]:
+    """What happened to one request, in order: its own records, its nodes' transfers, its first missed page.
+
+    Raises:
+        HitsError: no replica's first rank has seen a request of that id.
+    """
+    leaders, _notes = _leaders(run)
+    for _dp, lanes in leaders:
+        missed, has_seen = _first_miss(lanes, rid)
+        if has_seen:
+            return list(_story(lanes, rid, missed))
+    raise HitsError(f"no request {rid} in {run.path}", hint=f"hicache hits {run.path}")
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A request while its records are read; the first admission is the one that counts."""
+
+    rid: str
+    input_tokens: int = 0
+    conversation: str | None = None
+    step: int = 0
+    time_ns: int = 0
+    tiers: tuple[int, int, int] = (0, 0, 0)
+    computed: int = 0
+    is_admitted: bool = False
+    is_finished: bool = False
+    matched: str = "unknown"
+    declined: str = ""
+
+
+@dataclass(slots=True)
+class _Account:
+    """One replica's requests and the fate of every page, as its first rank recorded them."""
+
+    dp: int
+    drafts: dict[str, _Draft] = field(default_factory=dict)
+    fates: dict[str, str] = field(default_factory=dict)
+    has_backups: bool = False
+
+    def read(self, lane: LaneLog) -> None:
+        handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
+            "request": self._request,
+            "match": self._match,
+            "load_back": self._load_back,
+            "admit": self._admit,
+            "forward": self._forward,
+            "finish": self._finish,
+            "insert": self._insert,
+            "evict": self._evict,
+            "evict_host": self._evict_host,
+            "write_backup": self._write_backup,
+        }
+        find = handlers.get
+        seq = 0
+        try:
+            for record in lane.records():
+                if handler := find(record["kind"]):
+                    seq = record["seq"]
+                    handler(record)
+        except (LookupError, TypeError, ValueError) as error:
+            raise HitsError(
+                f"record {seq} lacks a count or field that the hit analysis needs: {error!r}",
+                where=lane.file_of(seq).name,
+                expected="the fields of the same kind in hicache/probes.py",
+            ) from None
+
+    def results(self, has_host_tier: bool) -> list[RequestHits]:
+        return [self._result(draft, has_host_tier) for draft in self.drafts.values()]
+
+    def _result(self, draft: _Draft, has_host_tier: bool) -> RequestHits:
+        reason: str | None = None
+        if draft.is_admitted:
+            reason = f"declined_{draft.declined}" if draft.declined else draft.matched
+            if reason == DROPPED:
+                reason = "not_backed_up" if has_host_tier else "evicted_device"
+        device, host, storage = draft.tiers
+        return RequestHits(
+            draft.rid,
+            self.dp,
+            draft.input_tokens,
+            device,
+            host,
+            storage,
+            draft.computed,
+            reason,
+            draft.conversation,
+            draft.step,
+            draft.time_ns,
+            draft.is_finished,
+        )
+
+    def _draft(self, rid: str) -> _Draft:
+        draft = self.drafts.get(rid)
+        if draft is None:
+            draft = self.drafts[rid] = _Draft(rid)
+        return draft
+
+    def _request(self, record: Mapping[str, Any]) -> None:
+        draft = self._draft(record["rid"])
+        draft.input_tokens = _count(record["input_tokens"])
+        conversation = record.get("conversation")
+        draft.conversation = None if conversation is None else str(conversation)
+        draft.step, draft.time_ns = record["step"], record["time_ns"]
+
+    def _match(self, record: Mapping[str, Any]) -> None:
+        draft = self._draft(record["rid"])
+        if draft.is_admitted:
+            return
+        # A request that waits is matched again and again; the last match before admission decides.
+        draft.declined = ""
+        digest = record.get("miss_digest")
+        if digest is None:
+            draft.matched = "unknown"
+        elif digest == "":
+            draft.matched = "last_token"
+        else:
+            draft.matched = FATE_REASONS[self.fates.get(digest)]
+
+    def _load_back(self, record: Mapping[str, Any]) -> None:
+        draft = self._draft(record["rid"])
+        if not draft.is_admitted:
+            draft.declined = record.get("declined") or ""
+
+    def _admit(self, record: Mapping[str, Any]) -> None:
+        draft = self._draft(record["rid"])
+        if record["verdict"] == "admitted" and not draft.is_admitted:
+            draft.is_admitted = True
+            device, host, storage = (
+                _count(record[f"{tier}_tokens"]) for tier in ("device", "host", "storage")
+            )
+            draft.tiers = (device, host, storage)
+
+    def _forward(self, record: Mapping[str, Any]) -> None:
+        if record["mode"] == "extend":
+            for rid, tokens in zip(record["rids"], record["computed_tokens"], strict=True):
+                self._draft(rid).computed += _count(tokens)
+
+    def _finish(self, record: Mapping[str, Any]) -> None:
+        self._draft(record["rid"]).is_finished = True
+
+    def _insert(self, record: Mapping[str, Any]) -> None:
+        self._set_fates(record.get("new_digests"), RESIDENT)
+
+    def _evict(self, record: Mapping[str, Any]) -> None:
+        self._set_fates(record.get("demoted_digests"), DEMOTED)
+        self._set_fates(record.get("dropped_digests"), DROPPED)
+
+    def _evict_host(self, record: Mapping[str, Any]) -> None:
+        self._set_fates(record.get("dropped_digests"), DROPPED_FROM_HOST)
+
+    def _write_backup(self, record: Mapping[str, Any]) -> None:
+        self.has_backups = True
+
+    def _set_fates(self, digests: str | None, fate: str) -> None:
+        fates = self.fates
+        for digest in split_digests(digests):
+            fates[digest] = fate
+
+
+# A page that is still somewhere and was missed all the same has a history that the log doesn't hold.
+FATE_REASONS = {
+    None: "cold",
+    RESIDENT: "unknown",
+    DEMOTED: "unknown",
+    DROPPED: DROPPED,
+    DROPPED_FROM_HOST: "evicted_host",
+}
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is not a count")
+    return value
+
+
+def split_digests(digests: str | None) -> list[str]:
+    """One digest a page out of a field that holds them one behind the other."""
+    if not digests:
+        return []
+    return [digests[start : start + DIGEST_CHARS] for start in range(0, len(digests), DIGEST_CHARS)]
+
+
+def _leaders(run: Run) -> tuple[list[tuple[int, tuple[LaneLog, ...]]], list[str]]:
+    """The lanes of each replica's first rank by dp, and a note for each replica without them."""
+    if len(run.run_ids) > 1:
+        raise HitsError(
+            f"{run.path} holds {len(run.run_ids)} runs", where=", ".join(run.run_ids), hint="one folder a run"
+        )
+    found: dict[int, list[LaneLog]] = {}
+    for lane in run.lanes:
+        if not any(coordinate for axis, coordinate in lane.coordinates.items() if axis != "dp"):
+            found.setdefault(lane.coordinates.get("dp", 0), []).append(lane)
+    if not found:
+        raise HitsError(
+            f"no replica's first rank left a log in {run.path}",
+            expected="a log of a rank with tp, cp and pp 0",
+            hint=f"hicache check {run.path}",
+        )
+    replica_count = run.lanes[0].header.get("sizes", {}).get("dp", 1)
+    notes = [
+        f"replica dp{dp} is not counted: its first rank left no log"
+        for dp in range(replica_count)
+        if dp not in found
+    ]
+    return [(dp, tuple(found[dp])) for dp in sorted(found)], notes
+
+
+def _has_host_tier(lanes: Sequence[LaneLog], account: _Account) -> bool:
+    return account.has_backups or lanes[0].header.get("config", {}).get("hierarchical_cache") is True
+
+
+def _rate(part: int, whole: int) -> float:
+    return round(part / whole, 6) if whole else 0.0
+
+
+def _by_request(requests: Sequence[RequestHits]) -> Iterator[dict[str, Any]]:
+    for request in requests:
+        yield {
+            "rid": request.rid,
+            "input_tokens": request.input_tokens,
+            "device": request.device,
+            "host": request.host,
+            "storage": request.storage,
+            "computed": request.computed,
+            "reason": request.reason,
+        }
+
+
+def _by_tier(requests: Sequence[RequestHits]) -> Iterator[dict[str, Any]]:
+    input_tokens = sum(request.input_tokens for request in requests)
+    for tier in ("device", "host", "storage", "computed"):
+        tokens = sum(getattr(request, tier) for request in requests)
+        yield {
+            "tier": tier,
+            "tokens": tokens,
+            "share": _rate(tokens, input_tokens),
+            "requests": sum(getattr(request, tier) > 0 for request in requests),
+        }
+
+
+def _by_conversation(requests: Sequence[RequestHits]) -> Iterator[dict[str, Any]]:
+    for conversation, members in _grouped(requests, lambda request: request.conversation).items():
+        yield {"conversation": conversation, **_sums(members)}
+
+
+def _by_reason(requests: Sequence[RequestHits]) -> Iterator[dict[str, Any]]:
+    """Most computed tokens first: that is what each reason cost."""
+    groups = _grouped(requests, lambda request: request.reason).items()
+    for reason, members in sorted(
+        groups, key=lambda item: (-sum(each.computed for each in item[1]), item[0] or "")
+    ):
+        yield {"reason": reason, **_sums(members)}
+
+
+def _by_time(requests: Sequence[RequestHits]) -> Iterator[dict[str, Any]]:
+    if not requests:
+        return
+    times = [request.time_ns for request in requests]
+    width = _bucket_ns(max(times) - min(times))
+    start = min(times) // width * width
+    buckets = _grouped(requests, lambda request: (request.time_ns - start) // width)
+    # A bucket in which nobody arrived is a fact too.
+    for bucket in range(max(buckets) + 1):
+        from_ns = start + bucket * width
+        yield {"from_ns": from_ns, "to_ns": from_ns + width, **_sums(buckets.get(bucket, []))}
+
+
+ROWS: Mapping[str, Callable[[Sequence[RequestHits]], Iterator[dict[str, Any]]]] = {
+    "request": _by_request,
+    "tier": _by_tier,
+    "conversation": _by_conversation,
+    "reason": _by_reason,
+    "time": _by_time,
+}
+
+
+def _bucket_ns(span_ns: int) -> int:
+    """The smallest of 1, 2 or 5 times a power of ten that needs no more than the allowed buckets."""
+    decade = 1
+    while True:
+        for factor in (1, 2, 5):
+            # One less, since the first bucket starts at a multiple of its width and not at the first arrival.
+            if span_ns < factor * decade * (TIME_BUCKETS_MAX - 1):
+                return factor * decade
+        decade *= 10
+
+
+def _grouped(
+    requests: Sequence[RequestHits], key: Callable[[RequestHits], Any]
+) -> dict[Any, list[RequestHits]]:
+    groups: dict[Any, list[RequestHits]] = {}
+    for request in requests:
+        groups.setdefault(key(request), []).append(request)
+    return groups
+
+
+def _sums(requests: Sequence[RequestHits]) -> dict[str, Any]:
+    input_tokens = sum(request.input_tokens for request in requests)
+    return {
+        "requests": len(requests),
+        "input_tokens": input_tokens,
+        "device": sum(request.device for request in requests),
+        "host": sum(request.host for request in requests),
+        "storage": sum(request.storage for request in requests),
+        "computed": sum(request.computed for request in requests),
+        "hit_rate": _rate(sum(request.cached for request in requests), input_tokens),
+    }
+
+
+def _first_miss(lanes: Sequence[LaneLog], rid: str) -> tuple[str, bool]:
+    """The page that decided the request's reason ("" when there is none), and whether it was seen."""
+    missed, has_seen, is_admitted = "", False, False
+    for lane in lanes:
+        for record in lane.records():
+            if record.get("rid") != rid:
+                continue
+            has_seen = True
+            if record["kind"] == "match" and not is_admitted:
+                missed = record.get("miss_digest") or ""
+            is_admitted = is_admitted or (record["kind"] == "admit" and record.get("verdict") == "admitted")
+    return missed, has_seen
+
+
+def _story(lanes: Sequence[LaneLog], rid: str, missed: str) -> Iterator[StoryLine]:
+    # Nodes are the request's own from the record that names them on; transfers name nodes, not requests.
+    nodes: set[int] = set()
+    for lane in lanes:
+        for record in lane.records():
+            try:
+                text = _sentence(record, rid, missed, nodes)
+            except (LookupError, TypeError, ValueError):
+                text = "a record that lacks some of its fields"
+            if text:
+                yield StoryLine(record["step"], record["time_ns"], record["kind"], text, record)
+            if record.get("rid") == rid and record.get("verdict") == "admitted":
+                # What becomes of the page from here on no longer concerns this request.
+                missed = ""
+
+
+def _sentence(record: Mapping[str, Any], rid: str, missed: str, nodes: set[int]) -> str:
+    """The record's part in the story, or nothing; adds the nodes that it makes the request's own."""
+    kind = record["kind"]
+    if record.get("rid") == rid:
+        node = record.get("node")
+        if kind in ("insert", "load_back") and type(node) is int:
+            nodes.add(node)
+        template = OWN.get(kind)
+        if template is None:
+            return f"{kind} of the request"
+        return template(record)
+    if rid in record.get("rids", ()):
+        return _shared(record, rid)
+    if missed:
+        for name, sentence in PAGE_MOVES.get(kind, ()):
+            if missed in split_digests(record.get(name)):
+                return sentence.format(rid=record.get("rid", ""))
+    node = record.get("node")
+    involved = nodes & ({node} if type(node) is int else set()) or nodes & set(record.get("nodes") or ())
+    if involved and kind in NODE_MOVES:
+        return NODE_MOVES[kind](record) + f" (node {', '.join(map(str, sorted(involved)))})"
+    return ""
+
+
+def _shared(record: Mapping[str, Any], rid: str) -> str:
+    if record["kind"] == "forward" and "computed_tokens" in record:
+        tokens = record["computed_tokens"][record["rids"].index(rid)]
+        return f"forward ({record['mode']}): {tokens} tokens computed"
+    return f"in a {record.get('mode', '')} {record['kind']} of {len(record['rids'])} requests"
+
+
+def _told_load_back(record: Mapping[str, Any]) -> str:
+    if record.get("declined"):
+        return f"load back of {record['tokens']} tokens declined: {record['declined']}"
+    return f"load back of {record['tokens']} tokens from host (node {record['node']})"
+
+
+def _told_match(record: Mapping[str, Any]) -> str:
+    if record.get("miss_digest"):
+        end = f"first page missed: {record['miss_digest']}"
+    else:
+        end = "every usable page was found"
+    return f"matched {record['device_tokens']} tokens on device, {record['host_tokens']} on host; {end}"
+
+
+OWN: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "request": lambda r: f"received with {r['input_tokens']} prompt tokens",
+    "match": _told_match,
+    "load_back": _told_load_back,
+    "admit": lambda r: (
+        f"{r['verdict']}: {r['device_tokens']} tokens from device, {r['host_tokens']} from host, "
+        f"{r['storage_tokens']} from storage, {r['extend_tokens']} to compute"
+    ),
+    "insert": lambda r: (
+        f"{r['new_tokens']} of {r['tokens']} tokens entered the tree (node {r['node']}), "
+        f"{r['duplicate_pages']} pages were there already"
+    ),
+    "finish": lambda r: f"finished ({r['reason']}) after {r['output_tokens']} tokens",
+}
+
+# Record kind -> fields that may hold the missed page, each with what that means.
+PAGE_MOVES: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "insert": (("new_digests", "the page it will miss enters the tree with {rid}"),),
+    "evict": (
+        ("demoted_digests", "the page it will miss leaves the device, its host copy stays"),
+        ("dropped_digests", "the page it will miss is dropped from the device without a host copy"),
+    ),
+    "evict_host": (("dropped_digests", "the page it will miss is dropped from the host"),),
+}
+
+NODE_MOVES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "write_backup": lambda r: f"backup of {r['pages']} pages to host begins",
+    "backup_cancel": lambda r: f"backup of {r['pages']} pages is cancelled",
+    "evict": lambda r: "evicted from the device",
+    "evict_host": lambda r: "evicted from the host",
+    "transfer_enqueue": lambda r: f"transfer {r['op']} ({r['queue']}, {r['pages']} pages) enqueued",
+    "transfer_ack": lambda r: f"transfer {r['op']} ({r['queue']}) applied",
+}

@@ -1,0 +1,488 @@
+"""Reading logs: which files belong together, and the records in them up to where they stop making sense.
+
+Owns the rule of what can be trusted: a record counts when its line is whole, is a JSON object and
+carries the next `seq` of its lane. Reading stops at the first line that doesn't, says where and
+why, and never raises for it. It knows lines, never what a kind means.
+
+    folder -> Run -> LaneLog (one writer, one or more segments) -> records
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from operator import attrgetter, itemgetter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tracer.errors import LogError
+from tracer.record import FORMAT, HEADER, TRAILER, VERSION, Kind
+from tracer.sinks import segment_name
+
+# Large enough that a block's fixed costs vanish, small enough that its records stay in the cache.
+BLOCK_BYTES = 64 * 1024
+LINE_BYTES_MAX = 16 * 1024 * 1024
+
+SEGMENT = re.compile(r"rank(?P<rank>\d{4,})\.(?P<lane>[A-Za-z0-9_-]+)\.(?P<index>\d{3,})\.jsonl")
+SPECIAL = frozenset({HEADER, TRAILER})
+
+
+class Header(msgspec.Struct, frozen=True):
+    """The parts of a header that a reader can't do without; the rest stays a dictionary."""
+
+    kind: str
+    seq: int
+    run_id: str
+    rank: int
+    lane: str
+    world_size: int
+    kinds: dict[str, dict[str, Any]]
+    coordinates: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    config: dict[str, Any] = {}
+
+
+class Stamp(msgspec.Struct):
+    """What every line carries, when the rest of it isn't wanted."""
+
+    seq: int
+    kind: str
+
+
+_RECORD = msgspec.json.Decoder(dict[str, Any])
+_STAMP = msgspec.json.Decoder(Stamp)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One file of a lane, with the header that it starts with."""
+
+    path: Path
+    index: int
+    header: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The readable start of one file: header, records and trailer, in bytes."""
+
+    path: Path
+    valid_bytes: int
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How lines are decoded for one pass, and where `seq` and `kind` are in what comes out."""
+
+    decode: Callable[[bytes], Any]
+    decode_lines: Callable[[bytes], list[Any]]
+    seq_of: Callable[[Any], int]
+    kind_of: Callable[[Any], str]
+
+
+WHOLE = Layout(_RECORD.decode, _RECORD.decode_lines, itemgetter("seq"), itemgetter("kind"))
+STAMPS = Layout(_STAMP.decode, _STAMP.decode_lines, attrgetter("seq"), attrgetter("kind"))
+
+
+class LaneLog:
+    """The log of one lane of one rank.
+
+    Attributes:
+        rank, lane, run_id, header, kinds: from the first segment's header.
+        coordinates: axis -> coordinate of this rank.
+        files: the segments' paths, oldest first.
+
+    After `records()` has been read to its end:
+        torn: why reading stopped before the end of the files, with file and record; None if it didn't.
+        trailer: the last line, as a dictionary; None when the lane was cut.
+        count: records read, without header and trailer.
+    """
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        first = segments[0].header
+        self.rank: int = first["rank"]
+        self.lane: str = first["lane"]
+        self.run_id: str = first["run_id"]
+        self.header: dict[str, Any] = first
+        self.kinds: dict[str, Kind] = {
+            name: Kind.from_declaration(name, parts) for name, parts in first["kinds"].items()
+        }
+        self.coordinates: dict[str, int] = first.get("coordinates", {})
+        self.segments = tuple(segments)
+        self.files: tuple[Path, ...] = tuple(segment.path for segment in segments)
+        self.torn: str | None = None
+        self.trailer: dict[str, Any] | None = None
+        self.count = 0
+        self._seq = 0
+        self._valid_bytes: list[int] = []
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last pass reached a trailer and nothing was wrong before it."""
+        return self.trailer is not None and self.torn is None
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Every readable record, oldest first, without headers and trailer; constant memory."""
+        for block in self._pass(WHOLE):
+            yield from block
+
+    def extents(self) -> list[Extent]:
+        """Check every line and say how far each file is readable; sets `torn`, `trailer`, `count`."""
+        for _block in self._pass(STAMPS):
+            pass
+        valid_bytes = self._valid_bytes
+        return [
+            Extent(path, valid_bytes[index] if index < len(valid_bytes) else 0, path.stat().st_size)
+            for index, path in enumerate(self.files)
+        ]
+
+    def file_of(self, seq: int) -> Path:
+        """The file that holds record `seq`."""
+        found = self.segments[0]
+        for segment in self.segments[1:]:
+            if segment.header.get("seq", 0) > seq:
+                break
+            found = segment
+        return found.path
+
+    def _pass(self, layout: Layout) -> Iterator[list[Any]]:
+        self._begin()
+        for position, segment in enumerate(self.segments):
+            if segment.index != position:
+                self._tear(segment.path, f"segment {position:03d}, which comes before it, is missing")
+            elif segment.header and segment.header["run_id"] != self.run_id:
+                self._tear(
+                    segment.path, f"it belongs to run {segment.header['run_id']}, not to {self.run_id}"
+                )
+            else:
+                yield from self._file(segment.path, layout, is_first=position == 0)
+            if self.torn is not None:
+                return
+
+    def _begin(self) -> None:
+        self.torn = None
+        self.trailer = None
+        self.count = 0
+        self._seq = 0
+        self._valid_bytes = []
+
+    def _file(self, path: Path, layout: Layout, *, is_first: bool) -> Iterator[list[Any]]:
+        self._valid_bytes.append(0)
+        is_header_due = True
+        try:
+            for block in _blocks(path):
+                if block.startswith(b"\0"):
+                    # A successor that goes on with the next `seq` proves that nothing is lost here.
+                    if path == self.files[-1]:
+                        self._tear(path, "zero bytes, so the writer stopped without closing it")
+                    return
+                if is_header_due:
+                    end = block.find(b"\n") + 1
+                    if not self._header(path, block[:end], is_first=is_first):
+                        return
+                    is_header_due = False
+                    block = block[end:]
+                if not block:
+                    continue
+                records, valid_bytes = self._block(path, block, layout)
+                self._valid_bytes[-1] += valid_bytes
+                self.count += len(records)
+                yield records
+                if self.torn is not None:
+                    return
+        except OSError as error:
+            self._tear(path, f"it can't be read on: {error.strerror}")
+        if is_header_due and self.torn is None:
+            self._tear(path, "it is empty")
+
+    def _header(self, path: Path, line: bytes, *, is_first: bool) -> bool:
+        try:
+            stamp = _STAMP.decode(line)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            stamp = None
+        if not line or stamp is None or stamp.kind != HEADER:
+            self._tear(path, "it does not start with a header")
+        elif stamp.seq != self._seq:
+            self._tear(path, f"it goes on with record {stamp.seq} where {self._seq} is due: records are lost")
+        elif self.trailer is not None:
+            self._tear(path, "it comes after the trailer")
+        else:
+            self._valid_bytes[-1] = len(line)
+            # The lane's first header is its line 0; later ones repeat it and have no number of their own.
+            self._seq += is_first
+            return True
+        return False
+
+    def _block(self, path: Path, block: bytes, layout: Layout) -> tuple[list[Any], int]:
+        """The block's good records and the bytes that they and a trailer take."""
+        if self.trailer is None:
+            try:
+                records = layout.decode_lines(block)
+                seqs = list(map(layout.seq_of, records))
+                kinds = set(map(layout.kind_of, records))
+            except (msgspec.MsgspecError, ValueError, LookupError, TypeError, RecursionError):
+                return self._careful(path, block, layout)
+            is_gapless = seqs == list(range(self._seq, self._seq + len(seqs)))
+            if (
+                is_gapless
+                and len(seqs) == block.count(b"\n")
+                and block.endswith(b"\n")
+                and not kinds & SPECIAL
+            ):
+                self._seq += len(seqs)
+                return records, len(block)
+        return self._careful(path, block, layout)
+
+    def _careful(self, path: Path, block: bytes, layout: Layout) -> tuple[list[Any], int]:
+        """Line by line, to find the one at which reading stops."""
+        records: list[Any] = []
+        valid_bytes = 0
+        for line in BytesIO(block):
+            reason = self._reason_to_stop(line)
+            if reason:
+                self._tear(path, reason)
+                break
+            if self.trailer is None:
+                records.append(layout.decode(line))
+            valid_bytes += len(line)
+            self._seq += 1
+        return records, valid_bytes
+
+    def _reason_to_stop(self, line: bytes) -> str:
+        """Why this line can't be taken, or nothing; a trailer that fits is kept."""
+        if self.trailer is not None:
+            return "something stands behind the trailer"
+        if line.startswith(b"\0"):
+            return "zero bytes, so the writer stopped without closing it"
+        if not line.endswith(b"\n"):
+            return "the line was not finished"
+        try:
+            record = _RECORD.decode(line)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            return f"the line is not a JSON object ({error})"
+        seq, kind = record.get("seq"), record.get("kind")
+        if type(seq) is not int or type(kind) is not str:
+            return "the line has no seq and kind"
+        if seq != self._seq:
+            return f"it carries seq {seq}: the log has a gap"
+        if kind == HEADER:
+            return "a header in the middle of a file"
+        if kind == TRAILER:
+            self.trailer = record
+            if record.get("records") != seq:
+                return f"the trailer counts {record.get('records')} lines before it, there are {seq}"
+        return ""
+
+    def _tear(self, path: Path, reason: str) -> None:
+        self.torn = f"{path.name}: reading stopped before record {self._seq}: {reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The logs found at one place.
+
+    Attributes:
+        path: the folder or file they were found at.
+        lanes: by run id, rank and lane; `scheduler` before the other lanes of its rank.
+        unreadable: files named like logs from which no header can be read, each with its reason.
+    """
+
+    path: Path
+    lanes: tuple[LaneLog, ...]
+    unreadable: tuple[str, ...] = ()
+
+    @property
+    def run_ids(self) -> tuple[str, ...]:
+        return tuple(sorted({lane.run_id for lane in self.lanes}))
+
+    @property
+    def run_id(self) -> str:
+        """The only run id; callers that may meet several go through `by_run_id`."""
+        assert len(self.run_ids) == 1, f"{self.path} holds {len(self.run_ids)} runs: {self.run_ids}"
+        return self.run_ids[0]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({lane.rank for lane in self.lanes}))
+
+    @property
+    def world_size(self) -> int:
+        """As the headers say; the largest when they differ."""
+        return max(int(lane.header["world_size"]) for lane in self.lanes)
+
+    @property
+    def missing_ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(set(range(self.world_size)) - set(self.ranks)))
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        config: Mapping[str, Any] = self.lanes[0].header.get("config", {})
+        return config
+
+    def by_run_id(self) -> tuple[Run, ...]:
+        """One `Run` for each run id, in the order of the ids."""
+        return tuple(
+            Run(self.path, tuple(lane for lane in self.lanes if lane.run_id == run_id), self.unreadable)
+            for run_id in self.run_ids
+        )
+
+    def lanes_of(self, rank: int) -> tuple[LaneLog, ...]:
+        return tuple(lane for lane in self.lanes if lane.rank == rank)
+
+
+def find_logs(path: str | os.PathLike[str]) -> Run:
+    """The logs in a folder, or the one that a file holds.
+
+    Only headers are read here. A file whose header can't be read is listed, not refused, as long as
+    another one can: one rank that died early must not hide the others.
+
+    Raises:
+        LogError: nothing there, no header readable, not our format, or another major version.
+    """
+    place = Path(path)
+    if not place.exists():
+        raise LogError(f"no such file or folder: {place}", hint="the folder that was given to --out")
+    unreadable: list[str] = []
+    segments: list[Segment] = []
+    for file, rank, lane, index in _candidates(place):
+        try:
+            header = _read_header(file)
+        except _HeaderError as error:
+            unreadable.append(f"{file.name}: {error}")
+            # Kept in its lane if there is one, so that the lane is seen to be torn there.
+            header = {}
+        segments.append(Segment(file, index, header or {"rank": rank, "lane": lane}))
+    lanes = _lanes(segments)
+    if not lanes:
+        if unreadable:
+            raise LogError(
+                f"no readable log in {place}",
+                where=unreadable[0],
+                expected=f"a first line with kind {HEADER} and format {FORMAT}",
+                hint="another folder, or run it again",
+            )
+        raise LogError(
+            f"no logs in {place}",
+            expected=f"{segment_name(0, 'scheduler', 0)}, ...",
+            hint="hicache zoo run local_host_room_decides_backup --out " + str(place),
+        )
+    return Run(place, lanes, tuple(unreadable))
+
+
+class _HeaderError(Exception):
+    """The file does not start with a readable header; its rank may have died before it had one."""
+
+
+def _candidates(place: Path) -> list[tuple[Path, int, str, int]]:
+    """Files to look into, with rank, lane and segment index as their names say."""
+    if place.is_file():
+        match = SEGMENT.fullmatch(place.name)
+        if match is None:
+            return [(place, -1, "", 0)]
+        return [(place, int(match["rank"]), match["lane"], int(match["index"]))]
+    found = []
+    try:
+        for file in sorted(place.iterdir()):
+            match = SEGMENT.fullmatch(file.name)
+            if match is not None and file.is_file():
+                found.append((file, int(match["rank"]), match["lane"], int(match["index"])))
+    except OSError as error:
+        raise LogError(f"{place} can't be listed: {error.strerror}", hint="check its permissions") from None
+    return found
+
+
+def _lanes(segments: Sequence[Segment]) -> tuple[LaneLog, ...]:
+    grouped: dict[tuple[str, int, str], list[Segment]] = {}
+    orphans: list[Segment] = []
+    for segment in segments:
+        header = segment.header
+        if "run_id" in header:
+            grouped.setdefault((header["run_id"], header["rank"], header["lane"]), []).append(segment)
+        else:
+            orphans.append(segment)
+    for orphan in orphans:
+        for (_run_id, rank, lane), group in grouped.items():
+            if (rank, lane) == (orphan.header["rank"], orphan.header["lane"]):
+                group.append(Segment(orphan.path, orphan.index, {}))
+                break
+    lanes = []
+    for (run_id, rank, lane), group in grouped.items():
+        group.sort(key=lambda segment: segment.index)
+        if not group[0].header:
+            group = group[1:]
+        lanes.append(((run_id, rank, lane != "scheduler", lane), LaneLog(group)))
+    lanes.sort(key=itemgetter(0))
+    return tuple(lane for _key, lane in lanes)
+
+
+def _read_header(path: Path) -> dict[str, Any]:
+    """The header that a file starts with.
+
+    Raises:
+        _HeaderError: there is none that can be read.
+        LogError: there is one, of another format or major version.
+    """
+    try:
+        with path.open("rb") as file:
+            line = file.readline(LINE_BYTES_MAX)
+        if not line.strip(b"\0"):
+            raise _HeaderError("it is empty: its writer stopped before the header was written")
+        if not line.endswith(b"\n"):
+            raise _HeaderError("its first line was not finished")
+        header: dict[str, Any] = _RECORD.decode(line)
+    except OSError as error:
+        raise _HeaderError(f"it can't be read: {error.strerror}") from None
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise _HeaderError(f"its first line is not a JSON object ({error})") from None
+    if header.get("kind") != HEADER or "format" not in header:
+        raise _HeaderError("its first line is not a header")
+    _demand_version(path, header)
+    try:
+        parsed = msgspec.convert(header, Header)
+        for name, parts in parsed.kinds.items():
+            Kind.from_declaration(name, parts)
+    except (msgspec.ValidationError, ValueError, TypeError) as error:
+        raise _HeaderError(f"its header is damaged: {error}") from None
+    return header
+
+
+def _demand_version(path: Path, header: Mapping[str, Any]) -> None:
+    """Refuse what another program, or another major version, means by its fields."""
+    found, version = header["format"], header.get("version")
+    if found != FORMAT:
+        raise LogError(f"format {found!r} is not {FORMAT}", where=str(path), expected=FORMAT)
+    is_pair = isinstance(version, list) and len(version) == 2 and all(type(part) is int for part in version)
+    if not is_pair:
+        raise LogError(
+            f"version {version!r} is not [major, minor]", where=str(path), expected=str(list(VERSION))
+        )
+    assert isinstance(version, list)
+    if version[0] != VERSION[0]:
+        raise LogError(
+            f"log version {version[0]}.{version[1]}, this reader knows {VERSION[0]}.x",
+            where=str(path),
+            hint=f"the hicache-toolkit that wrote it: {header.get('tool_version', 'unknown')}",
+        )
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """The file in blocks of whole lines; the last one may lack its newline or hold zero bytes."""
+    with path.open("rb", buffering=0) as file:
+        rest = b""
+        while chunk := file.read(BLOCK_BYTES):
+            block = rest + chunk
+            end = block.rfind(b"\n") + 1
+            rest = block[end:]
+            if end:
+                yield block[:end]
+            # Nothing behind a zero byte is trusted, so the rest of the allocation is not read.
+            if b"\0" in rest or len(rest) > LINE_BYTES_MAX:
+                break
+        if rest:
+            yield rest

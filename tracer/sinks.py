@@ -1,0 +1,255 @@
+"""Where lines go: segment files that survive a killed process, memory, or nowhere.
+
+Owns the bytes of one lane's files while they are written. A sink takes whole lines without their
+newline, adds it, and never raises into its caller: a sink that can't write any more says so once
+and swallows the rest. It never looks into a line.
+
+    rank0003.scheduler.000.jsonl   header line | line | line | ... | zero bytes
+                                   |------------ used -------------|
+                                   |----------- allocated on disk, then mapped ----------|
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import socket
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+SEGMENT_BYTES_MIN = 64 * 1024
+SEGMENT_BYTES_MAX = 4 * 1024 * 1024
+PAGE_BYTES = 4096
+NEWLINE = 0x0A
+
+Warn = Callable[[str], None]
+HeaderLine = Callable[[], bytes]
+
+
+class Sink(Protocol):
+    """What a tracer needs from a sink."""
+
+    def open(self, header_line: HeaderLine) -> None:
+        """Write the header; `header_line` is kept and asked again whenever a new file begins."""
+
+    def write(self, line: bytes) -> None:
+        """Add one line, given without its newline."""
+
+    def close(self) -> None:
+        """Let go of the file; lines that come later are lost. May be called twice."""
+
+
+class NullSink:
+    """Nowhere. A tracer over it hands out one shared function that does nothing."""
+
+    __slots__ = ()
+
+    def open(self, header_line: HeaderLine) -> None:
+        pass
+
+    def write(self, line: bytes) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class MemorySink:
+    """A list of lines, for tests."""
+
+    __slots__ = ("is_closed", "lines")
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self.is_closed = False
+
+    def open(self, header_line: HeaderLine) -> None:
+        self.lines.append(header_line())
+
+    def write(self, line: bytes) -> None:
+        self.lines.append(line)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class SegmentSink:
+    """Append-only segments of one lane, mapped into memory: what was written survives SIGKILL.
+
+    A file is allocated on disk before it is mapped, since a store into a sparse mapping kills the
+    process with SIGBUS once the disk is full. It is cut to what was used only after it was unmapped.
+    Files are created exclusively, so an earlier run in the same folder is never overwritten.
+
+    Args:
+        folder: created when it is missing, but only once: a folder removed later stays removed.
+        warn: called at most once, when the sink gives up.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], rank: int, lane: str, *, warn: Warn | None = None
+    ) -> None:
+        self.folder = Path(folder)
+        self.rank = rank
+        self.lane = lane
+        self.segment_count = 0
+        self._warn = warn or warn_on_stderr
+        self._header_line: HeaderLine | None = None
+        self._is_open = False
+        self._map: mmap.mmap | None = None
+        self._close_fd: weakref.finalize[Any, Any] | None = None
+        self._fd = -1
+        self._used = 0
+        # Zero while nothing is mapped: then every line takes the slow path of `write`.
+        self._size = 0
+        self._next_bytes = SEGMENT_BYTES_MIN
+
+    def open(self, header_line: HeaderLine) -> None:
+        self._header_line = header_line
+        self._is_open = True
+        # A child would share the mapping and write over its parent's lines. Asking for the process
+        # id at every line would cost a system call; the reference is weak because the interpreter
+        # keeps such a hook for ever.
+        os.register_at_fork(after_in_child=partial(_leave_to_parent, weakref.ref(self)))
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            self._give_up(error)
+            return
+        self._advance(0)
+
+    def write(self, line: bytes) -> None:
+        start = self._used
+        end = start + len(line)
+        if end >= self._size:
+            if not self._advance(len(line)):
+                return
+            start = self._used
+            end = start + len(line)
+        segment = self._map
+        assert segment is not None
+        segment[start:end] = line
+        # The newline is what makes the line a record, so it comes after the rest.
+        segment[end] = NEWLINE
+        self._used = end + 1
+
+    def close(self) -> None:
+        self._is_open = False
+        self._seal()
+
+    def _advance(self, line_bytes: int) -> bool:
+        """Go on in a new segment with room for `line_bytes`; false when there is none."""
+        if not self._is_open:
+            return False
+        assert self._header_line is not None
+        header = self._header_line()
+        needed_bytes = len(header) + 1 + line_bytes + 1
+        size = max(self._next_bytes, -(-needed_bytes // PAGE_BYTES) * PAGE_BYTES)
+        self._seal()
+        path = self.folder / segment_name(self.rank, self.lane, self.segment_count)
+        try:
+            self._map_new(path, size)
+        except (OSError, ValueError) as error:
+            self._give_up(error)
+            return False
+        self.segment_count += 1
+        self._next_bytes = min(2 * self._next_bytes, SEGMENT_BYTES_MAX)
+        self.write(header)
+        return True
+
+    def _map_new(self, path: Path, size: int) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, size)
+            self._map = mmap.mmap(fd, size)
+        except (OSError, ValueError):
+            os.close(fd)
+            # An empty segment would look like a lane that was cut.
+            path.unlink(missing_ok=True)
+            raise
+        self._fd = fd
+        self._close_fd = weakref.finalize(self, os.close, fd)
+        self._used = 0
+        self._size = size
+
+    def _seal(self) -> None:
+        """Unmap the segment, then cut it to what was used."""
+        if self._map is None or self._close_fd is None:
+            return
+        self._unmap()
+        # When this fails the zero bytes stay, and a reader stops at them.
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, self._used)
+        self._close_fd()
+        self._close_fd = None
+
+    def _unmap(self) -> None:
+        if self._map is not None:
+            self._map.close()
+        self._map = None
+        self._size = 0
+
+    def _give_up(self, error: Exception) -> None:
+        self._is_open = False
+        self._seal()
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        tell(
+            self._warn,
+            f"tracing of rank {self.rank}, lane {self.lane} is off from here on: {reason} "
+            f"({self.folder / segment_name(self.rank, self.lane, self.segment_count)})",
+        )
+
+
+def segment_name(rank: int, lane: str, index: int) -> str:
+    return f"rank{rank:04d}.{lane}.{index:03d}.jsonl"
+
+
+def meta_name(rank: int) -> str:
+    return f"rank{rank:04d}.meta.json"
+
+
+def write_meta(folder: str | os.PathLike[str], rank: int, *, warn: Warn | None = None) -> None:
+    """Write the side file with whatever would make two equal runs differ; a failure only warns."""
+    facts = {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "wall_clock_ns": time.time_ns(),
+        "monotonic_ns": time.monotonic_ns(),
+    }
+    path = Path(folder) / meta_name(rank)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(facts) + "\n", encoding="utf-8")
+    except OSError as error:
+        tell(warn or warn_on_stderr, f"{path} was not written: {error.strerror}")
+
+
+def warn_on_stderr(text: str) -> None:
+    # Not `warnings.warn`: under `-W error` that would raise into the run that is being traced.
+    print(f"hicache: warning: {text}", file=sys.stderr)
+
+
+def tell(warn: Warn, text: str) -> None:
+    """Warn, and survive a warning that can't be given (a closed stderr, a broken callback)."""
+    try:
+        warn(text)
+    except Exception:
+        return
+
+
+def _leave_to_parent(reference: weakref.ref[SegmentSink]) -> None:
+    """In a forked child: unmap without touching the file, and say nothing."""
+    sink = reference()
+    if sink is None:
+        return
+    sink._is_open = False
+    sink._unmap()
+    if sink._close_fd is not None:
+        sink._close_fd()
+        sink._close_fd = None
