@@ -18,8 +18,12 @@ from hicache.control.pools import Room
 from hicache.control.tree import Insert, Match, Node, Tree
 from hicache.core import TOKEN_BYTES, Queue, Slot, Transfer
 from hicache.errors import AckError, HiCacheError
+from hicache.loop import PAUSE
 from hicache.ports import Engine, Memory
 from hicache.probes import Probes
+
+# Tries of a later stage to get host memory that stage 0 has.
+LATE_TRIES_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +227,7 @@ class Cache:
         """What this rank reports of its queued backups."""
         return self.reservations.ballot([queued.slots is not None for queued in self.write_queue])
 
-    def start_writing(self, agreed: int) -> None:
+    async def start_writing(self, agreed: int) -> None:
         """Copy the first `agreed` queued backups in one merged transfer; cancel the rest everywhere."""
         queue = self.write_queue
         if not queue:
@@ -238,7 +242,7 @@ class Cache:
         target: list[Slot] = []
         nodes: list[Node] = []
         for queued in queue[:committed]:
-            target += queued.slots if queued.slots is not None else self._reserve_late(queued)
+            target += queued.slots if queued.slots is not None else await self._reserve_late(queued)
             for node in queued.nodes:
                 assert node.device is not None, f"{node} left the device before its backup"
                 source += node.device
@@ -246,15 +250,27 @@ class Cache:
         anchors = [queued.anchor for queued in queue[:committed]]
         self.writes.append(self._submit("write", source, target, nodes, anchors))
 
-    def _reserve_late(self, queued: QueuedBackup) -> list[Slot]:
-        """Slots for a backup that stage 0 has decided on while this stage's memory had failed."""
+    async def _reserve_late(self, queued: QueuedBackup) -> list[Slot]:
+        """Slots for a backup that stage 0 has decided on while this stage's memory had failed.
+
+        Stage 0 never hears of it, so this stage waits for its memory as it waits for its copies.
+
+        Raises:
+            HiCacheError: memory does not come back; this stage's pool is smaller than stage 0's.
+        """
         host = self.tiers.host
         assert host is not None
-        slots = host.alloc(queued.page_count)
+        slots = None
+        for _ in range(LATE_TRIES_MAX):
+            slots = host.alloc(queued.page_count)
+            if slots is not None:
+                break
+            await PAUSE
         if slots is None:
             raise HiCacheError(
                 f"host memory: backup of node {queued.anchor.id} was agreed on and needs {queued.page_count} "
-                f"pages, this rank has {host.pages_free} free: its pool is smaller than stage 0's"
+                f"pages, this rank has {host.pages_free} free after {LATE_TRIES_MAX} tries: "
+                "its pool is smaller than stage 0's"
             )
         at = 0
         for node in queued.nodes:

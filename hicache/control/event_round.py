@@ -50,6 +50,6 @@ class EventRound:
         in_flight = len(cache.writes) + len(cache.loads)
         agreed = await self._agreement.agree(local, transfers_in_flight=in_flight)
         self._probes.event_round_return(self._round, agreed.writes, agreed.loads, agreed.backups)
-        cache.start_writing(agreed.backups)
+        await cache.start_writing(agreed.backups)
         await cache.apply_writes(agreed.writes)
         await cache.apply_loads(agreed.loads)

@@ -267,20 +267,20 @@ class Scheduler:
             self._source.finished(active.rid)
 
     def _audit(self) -> None:
-        """The books at the end: what is not free is in the tree, and nothing is locked."""
+        """The books at the end: every page is free or in the tree, by this rank's count and by the group's."""
         tree, tiers = self._cache.tree, self._cache.tiers
-        in_tree = tree.evictable_pages + tree.protected_pages
-        for pool, memory, evictable, protected in (
-            ("device", tiers.device, tree.evictable_pages, tree.protected_pages),
-            ("host", tiers.host, tree.host_pages, 0),
+        for pool, memory, room, evictable, protected in (
+            ("device", tiers.device, tiers.device_room, tree.evictable_pages, tree.protected_pages),
+            ("host", tiers.host, tiers.host_room, tree.host_pages, 0),
         ):
             if memory is None:
                 continue
             used = evictable + protected
             assert memory.pages_used == used, (
-                f"{pool}: {memory.pages_used} pages in use, {evictable} evictable + {protected} protected "
-                f"({in_tree} device pages in the tree)"
+                f"{pool}: {memory.pages_used} pages in use, {evictable} evictable + {protected} protected in the tree"
             )
-            free = memory.pages_free
-            total = None if free is None else free + used
-            self._probes.pool_audit(pool, free, evictable, protected, total)
+            available = total = None
+            if room.page_count:
+                available, total = room.pages_free, room.page_count
+                assert available + used == total, f"{pool}: {available} available + {used} used != {total}"
+            self._probes.pool_audit(pool, available, evictable, protected, total)
