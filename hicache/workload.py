@@ -12,6 +12,7 @@ import gzip
 import io
 import json
 import random
+import weakref
 import zlib
 from collections import deque
 from collections.abc import Iterator
@@ -83,6 +84,8 @@ class TraceFile:
             self._size = max(1, path.stat().st_size)
         except OSError as error:
             raise WorkloadError(f"{path}: {error.strerror or error}") from None
+        # A run may end before its workload does.
+        weakref.finalize(self, self._raw.close)
         self._requests = self._read()
         self._ahead = next(self._requests, None)
         if self._ahead is None and limit != 0 and replica == 0:

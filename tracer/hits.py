@@ -152,7 +152,7 @@ def hits(run: Run, *, by: str = "request", since: int | None = None, until: int 
     leaders, notes = _leaders(run)
     requests: list[RequestHits] = []
     for dp, lanes in leaders:
-        account = _Account(dp)
+        account = _Account(dp, _page_size_tokens(lanes))
         for lane in lanes:
             account.read(lane)
             if not lane.is_complete:
@@ -210,6 +210,7 @@ class _Account:
     """One replica's requests and the fate of every page, as its first rank recorded them."""
 
     dp: int
+    page_size_tokens: int = 0
     drafts: dict[str, _Draft] = field(default_factory=dict)
     fates: dict[str, str] = field(default_factory=dict)
     has_backups: bool = False
@@ -289,7 +290,9 @@ class _Account:
         if digest is None:
             draft.matched = "unknown"
         elif digest == "":
-            draft.matched = "last_token"
+            # What is left is one token that must be computed, or a page too short to be kept.
+            is_partial = self.page_size_tokens and draft.input_tokens % self.page_size_tokens
+            draft.matched = "partial_page" if is_partial else "last_token"
         else:
             draft.matched = FATE_REASONS[self.fates.get(digest)]
 
@@ -384,6 +387,12 @@ def _leaders(run: Run) -> tuple[list[tuple[int, tuple[LaneLog, ...]]], list[str]
 
 def _has_host_tier(lanes: Sequence[LaneLog], account: _Account) -> bool:
     return account.has_backups or lanes[0].header.get("config", {}).get("hierarchical_cache") is True
+
+
+def _page_size_tokens(lanes: Sequence[LaneLog]) -> int:
+    """Tokens a page, or 0 where the header doesn't say."""
+    size = lanes[0].header.get("config", {}).get("page_size_tokens", 0)
+    return size if type(size) is int and size > 0 else 0
 
 
 def _rate(part: int, whole: int) -> float:

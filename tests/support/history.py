@@ -1,0 +1,192 @@
+"""The history language: one line a rank, so that a test looks like the figure in a rule's docstring.
+
+    h = history('''
+        0  match:r1=64  backup:17=64{host_pages_free=5}  round?{writes_done=1}  events!  #hung
+        1  match:r1=64  backup:17=0{host_pages_free=0}   round?{writes_done=1}  round=1
+    ''')
+
+| token | record |
+|---|---|
+| `match:r1=64` | a decision: what it is about, and its result; `{fact=5 other=2}` adds local facts |
+| `backup:17=64` | `write_backup` of node 17, one page, 64 tokens |
+| `evict:17=2`, `admit:r1=1`, `finish:r1=8` | as `match` |
+| `round?`, `round=2` | `event_round`, phase call with its facts, and phase return with the agreed count |
+| `events!`, `events.` | `meeting` of that purpose, phases enter and leave; `events!8` has 8 elements |
+| `recv<0!`, `send>1.` | `meeting` with one peer |
+| `done:5` | `transfer_done`: the bytes of op 5 have moved; never compared |
+| `wrong_page` | the note of a page with other bytes |
+| `\\|` | the next step |
+| `#hung`, `#crashed`, `#cut` | how the lane ends; `completed` when nothing is said |
+
+A slot or any other field that is neither compared nor a fact is written like a fact.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from consensus_checker.history import History, MemoryLane
+from tracer.record import Kind, Place, header
+
+REPLICA = ("tp", "cp", "pp")
+KINDS = (
+    Kind("match", "decision", agree=REPLICA, compared=("rid", "tokens"), local=("host_pages_free", "ready")),
+    Kind(
+        "write_backup",
+        "decision",
+        agree=REPLICA,
+        compared=("node", "pages", "tokens"),
+        local=("host_pages_free", "write_queue_len"),
+        info=("slot",),
+        needs={"host_pages_free": "pages"},
+    ),
+    Kind("evict", "decision", agree=REPLICA, compared=("node", "pages_freed"), local=("host_pages_free",)),
+    Kind("admit", "decision", agree=REPLICA, compared=("rid", "pages"), local=("running_count",)),
+    Kind("finish", "event", agree=REPLICA, compared=("rid", "tokens")),
+    Kind(
+        "event_round",
+        "decision",
+        agree=REPLICA,
+        compared=("writes_agreed",),
+        local=("writes_done", "loads_done"),
+        leader="pp",
+    ),
+    Kind("transfer_done", "transfer", info=("op",)),
+    Kind(
+        "meeting",
+        "meeting",
+        agree=("tp", "cp"),
+        compared=("axis", "purpose", "op", "numel"),
+        info=("group", "group_seq", "peer"),
+    ),
+    Kind("wrong_page", "note", info=("page_index",)),
+)
+ABOUT = {
+    "match": ("match", "rid", "tokens"),
+    "backup": ("write_backup", "node", "tokens"),
+    "evict": ("evict", "node", "pages_freed"),
+    "admit": ("admit", "rid", "pages"),
+    "finish": ("finish", "rid", "tokens"),
+}
+
+DECISION = re.compile(r"(?P<name>[a-z]+):(?P<about>\w+)=(?P<result>\w+)(?:\{(?P<facts>[^}]*)\})?")
+CALL = re.compile(r"round\?(?:\{(?P<facts>[^}]*)\})?")
+RETURN = re.compile(r"round=(?P<result>\d+)")
+MEETING = re.compile(r"(?P<purpose>[a-z_]+)(?:[<>](?P<peer>\d+))?(?P<mark>[!.])(?P<numel>\d*)")
+TOKEN = re.compile(r"\S+\{[^}]*\}|\S+")
+
+
+def history(
+    text: str, *, pp: int = 1, world_size: int | None = None, runs: Mapping[int, str] | None = None
+) -> History:
+    """The history that `text` draws.
+
+    Args:
+        pp: stages; ranks are numbered with tp fastest.
+        world_size: ranks that the headers promise, when some are not drawn.
+        runs: rank -> run id of its log, when it is from another run.
+    """
+    return History.of(lanes(text, pp=pp, world_size=world_size, runs=runs))
+
+
+def lanes(
+    text: str, *, pp: int = 1, world_size: int | None = None, runs: Mapping[int, str] | None = None
+) -> list[MemoryLane]:
+    drawn = [line.split(maxsplit=1) for line in text.strip().splitlines()]
+    size = world_size or len(drawn)
+    sizes = {"dp": 1, "pp": pp, "cp": 1, "tp": size // pp}
+    return [
+        lane(int(row[0]), row[1] if len(row) > 1 else "", sizes, (runs or {}).get(int(row[0]), "run-a"))
+        for row in drawn
+    ]
+
+
+def lane(rank: int, text: str, sizes: Mapping[str, int], run_id: str) -> MemoryLane:
+    """One rank's line."""
+    stage, tp_rank = divmod(rank, sizes["tp"])
+    members = [stage * sizes["tp"] + index for index in range(sizes["tp"])]
+    groups: dict[str, Sequence[int]] = {f"tp{stage}/{purpose}": members for purpose in ("main", "events")}
+    place = Place(rank, {"dp": 0, "pp": stage, "cp": 0, "tp": tp_rank}, sizes, groups)
+    head = header(place, KINDS, lane="scheduler", run_id=run_id, tool_version="test")
+    outcome: str | None = "completed"
+    entries: list[dict[str, Any]] = []
+    step = 0
+    group_seqs: dict[str, int] = {}
+    for token in TOKEN.findall(text):
+        if token == "|":
+            step += 1
+        elif token.startswith("#"):
+            outcome = None if token == "#cut" else token[1:]
+        else:
+            # The header is line 0 of a lane.
+            common = {"seq": len(entries) + 1, "step": step, "time_ns": 0}
+            entries.append(common | _record(token, rank, stage, group_seqs))
+    trailer = {"kind": "trailer", "outcome": outcome} if outcome else None
+    return MemoryLane(rank, "scheduler", head, {kind.name: kind for kind in KINDS}, entries, trailer)
+
+
+def cut(lanes: Iterable[MemoryLane], counts: Mapping[int, int]) -> list[MemoryLane]:
+    """The same lanes with some of them cut after so many records."""
+    return [
+        MemoryLane(one.rank, one.lane, one.header, one.kinds, one.entries[: counts[one.rank]])
+        if one.rank in counts
+        else one
+        for one in lanes
+    ]
+
+
+def _record(token: str, rank: int, stage: int, group_seqs: dict[str, int]) -> dict[str, Any]:
+    if token == "wrong_page":
+        return {"kind": "wrong_page", "page_index": 3}
+    if token.startswith("done:"):
+        return {"kind": "transfer_done", "op": int(token[5:])}
+    if match := CALL.fullmatch(token):
+        return {"kind": "event_round", "phase": "call", **_facts(match["facts"])}
+    if match := RETURN.fullmatch(token):
+        return {"kind": "event_round", "phase": "return", "writes_agreed": int(match["result"])}
+    if match := DECISION.fullmatch(token):
+        kind, about, result = ABOUT[match["name"]]
+        pages = {"pages": 1} if kind == "write_backup" else {}
+        told = {about: _value(match["about"]), **pages, result: _value(match["result"])}
+        return {"kind": kind, **told, **_facts(match["facts"])}
+    match = MEETING.fullmatch(token)
+    assert match, f"not a token of the history language: {token!r}"
+    return _meeting(match, rank, stage, group_seqs)
+
+
+def _meeting(match: re.Match[str], rank: int, stage: int, group_seqs: dict[str, int]) -> dict[str, Any]:
+    peer = int(match["peer"]) if match["peer"] else None
+    is_enter = match["mark"] == "!"
+    if peer is None:
+        group = f"tp{stage}/{match['purpose']}"
+        op = "broadcast" if match["purpose"] == "main" else "all_reduce"
+    else:
+        group = f"pp{min(rank, peer)}"
+        op = match["purpose"]
+    seq = group_seqs.get(group, 0) if is_enter else group_seqs[group] - 1
+    if is_enter:
+        group_seqs[group] = seq + 1
+    return {
+        "kind": "meeting",
+        "phase": "enter" if is_enter else "leave",
+        "axis": "tp" if peer is None else "pp",
+        "purpose": match["purpose"] if peer is None else "chain",
+        "op": op,
+        "numel": int(match["numel"] or 1),
+        "group": group,
+        "group_seq": seq,
+        "peer": peer,
+    }
+
+
+def _facts(text: str | None) -> dict[str, Any]:
+    pairs = [part.split("=") for part in (text or "").split()]
+    return {name: _value(value) for name, value in pairs}
+
+
+def _value(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if text.lstrip("-").isdigit() else text
