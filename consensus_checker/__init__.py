@@ -1,0 +1,1 @@
+"""Logs in, verdict out: which rank left the others first, at which call, because of which local fact."""

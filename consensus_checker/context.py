@@ -1,0 +1,126 @@
+"""A second look at the place of a difference: what each rank did just before, there and after.
+
+Only made once something differs; the first pass keeps no records.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from consensus_checker.history import History, Lane, Record, Scope, is_lockstep
+from consensus_checker.rules.agreement import Key
+
+# Lockstep records kept before and after the place.
+BEFORE = 2
+AFTER = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """One rank at one index of a lockstep sequence.
+
+    Attributes:
+        record: what it wrote there; None when its lane ends before.
+        before, after: lockstep records around it, in order.
+        open_call: the innermost record with phase `call` whose `return` has not come.
+        last_decision: the newest decision record before the place.
+    """
+
+    lane: Lane
+    record: Record | None
+    before: tuple[Record, ...]
+    after: tuple[Record, ...]
+    open_call: Record | None
+    last_decision: Record | None
+
+    @property
+    def rank(self) -> int:
+        return self.lane.rank
+
+
+def key_of(record: Record, scope: Scope) -> Key:
+    """What of a record is compared."""
+    return (record["kind"], record.get("phase"), *map(record.get, scope.fields[record["kind"]]))
+
+
+def compared_fields(record: Record, scope: Scope) -> dict[str, Any]:
+    """The compared fields that a record has; a kind written twice a call has only some each time."""
+    return {name: record[name] for name in scope.fields[record["kind"]] if name in record}
+
+
+def look(history: History, scope: Scope, lane_name: str, index: int) -> dict[int, Stand]:
+    """Every rank of the scope that has the lane, at `index`."""
+    decisions = {kind.name for kind in history.kinds.values() if kind.role == "decision"}
+    return {
+        rank: _stand(lane, scope, index, decisions)
+        for rank in scope.ranks
+        if (lane := history.lane(rank, lane_name)) is not None
+    }
+
+
+def agreed_rows(
+    history: History, scope: Scope, lane_name: str, index: int, kinds: frozenset[str], ranks: Sequence[int]
+) -> Iterator[list[Record]]:
+    """The rows before `index` whose record is of one of `kinds`: one record a rank."""
+    lanes = [lane for rank in ranks if (lane := history.lane(rank, lane_name)) is not None]
+    streams = [_numbered(lane, scope, index, kinds) for lane in lanes]
+    for row in zip(*streams, strict=False):
+        yield list(row)
+
+
+def _numbered(lane: Lane, scope: Scope, index: int, kinds: frozenset[str]) -> Iterator[Record]:
+    """A lane's lockstep records of some kinds before `index`.
+
+    Before the first difference the n-th such record of one rank is the n-th of every other.
+    """
+    position = 0
+    for record in lane.records():
+        if not is_lockstep(record, scope):
+            continue
+        if position == index:
+            return
+        position += 1
+        if record["kind"] in kinds:
+            yield record
+
+
+def _stand(lane: Lane, scope: Scope, index: int, decisions: set[str]) -> Stand:
+    before: deque[Record] = deque(maxlen=BEFORE)
+    calls: list[Record] = []
+    last_decision: Record | None = None
+    position = 0
+    records = lane.records()
+    found: Record | None = None
+    for record in records:
+        if is_lockstep(record, scope):
+            if position == index:
+                found = record
+                break
+            position += 1
+            before.append(record)
+            if record["kind"] in decisions:
+                last_decision = record
+        follow_calls(calls, record)
+    after: list[Record] = []
+    for record in records:
+        if is_lockstep(record, scope):
+            after.append(record)
+            if len(after) == AFTER:
+                break
+    return Stand(lane, found, tuple(before), tuple(after), calls[-1] if calls else None, last_decision)
+
+
+def follow_calls(calls: list[Record], record: Record) -> None:
+    """Keep the stack of calls that have not returned."""
+    phase = record.get("phase")
+    if phase == "call":
+        calls.append(record)
+    elif phase == "return":
+        # A call that was left by an exception wrote no return: its caller's return closes it too.
+        for depth in range(len(calls) - 1, -1, -1):
+            if calls[depth]["kind"] == record["kind"]:
+                del calls[depth:]
+                break

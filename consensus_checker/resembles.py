@@ -1,0 +1,42 @@
+"""Classes of known bugs by their signature: a hint where to read on, never a proof."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from consensus_checker.context import Stand
+from consensus_checker.finding import DivergenceKind, Trigger
+from consensus_checker.history import History
+
+# class -> what it means, for the sentence in which it is named.
+CLASSES = {
+    "HC01": "a collective is skipped because a local container is empty",
+    "HC02": "free space of one rank decides a logical outcome",
+}
+
+
+def resembles(
+    history: History, kind: DivergenceKind, stands: Mapping[int, Stand], trigger: Trigger | None
+) -> tuple[str, ...]:
+    """Classes whose signature this divergence has.
+
+    HC01: one side stands at a meeting that the other side, whose count is 0, does not enter.
+    HC02: two results of one call, explained by free space: a fact with a declared need, or pages free.
+    """
+    if trigger is None:
+        return ()
+    if kind == "value" and (trigger.need is not None or trigger.fact.endswith("pages_free")):
+        return ("HC02",)
+    if kind == "collective" and trigger.need is None and not trigger.fact.endswith("pages_free"):
+        outside = [rank for rank, stand in stands.items() if not _is_at_a_meeting(history, stand)]
+        if outside and _are_zero(trigger.values.get(rank) for rank in outside):
+            return ("HC01",)
+    return ()
+
+
+def _is_at_a_meeting(history: History, stand: Stand) -> bool:
+    return stand.record is None or history.kinds[stand.record["kind"]].role == "meeting"
+
+
+def _are_zero(values: Iterable[object]) -> bool:
+    return all(isinstance(value, int) and not isinstance(value, bool) and value == 0 for value in values)

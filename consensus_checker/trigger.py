@@ -1,0 +1,221 @@
+"""Which local fact made a rank decide otherwise.
+
+A decision that differs was taken from something the ranks did not share. The kind's declaration
+lists the local facts that were known when it was taken. A fact explains the difference when
+
+    needs       it has a declared need, and `fact >= need` is true on one side and false on the other
+    threshold   some limit lies between the odd ranks' values and all others', such that no earlier
+                agreed record of the kind had values on both sides of that limit
+
+The second is the argument of an experiment: had the decision turned on that limit, the ranks would
+have parted at the earlier record already. So facts that differed alike before and led to nothing are
+exonerated. A text or a bool has no limits; there the pair of values must never have met before.
+
+    rank        0  1  2  3
+    earlier     5  5  9  5      agreed: limits 6..9 are exonerated
+    here        5  5  5  0      limits 1..5 are left: the fact explains
+
+Limits of the idea: a fact that is not in the log can't be found; a fact that merely goes along with
+the true cause looks the same; a decision that turns on two facts at once shows either or both. With
+a short history little is exonerated. That is why more than one survivor lowers the confidence and
+all are listed, and why no survivor is an answer too.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from consensus_checker.context import Stand, agreed_rows
+from consensus_checker.finding import Trigger
+from consensus_checker.history import History, Record, Scope
+from consensus_checker.words import ranks_text, value_text
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A fact that explains the difference. `strength`: 0 needs, 1 never differed before, 2 it did."""
+
+    trigger: Trigger
+    strength: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One fact of one kind of record as every rank saw it where they part."""
+
+    kind: str
+    phase: str | None
+    fact: str
+    values: Mapping[int, Any]
+    steps: Mapping[int, int]
+    # rank -> its record; the record itself is no precedent.
+    seqs: Mapping[int, int]
+    need: Any
+
+
+def suspects(
+    history: History,
+    scope: Scope,
+    lane: str,
+    index: int,
+    stands: Mapping[int, Stand],
+    odd: Sequence[int],
+    others: Sequence[int],
+    *,
+    is_tie: bool,
+) -> list[Suspect]:
+    """Facts that explain why `odd` parted from `others` at `index`, the most telling first."""
+    if not odd or not others:
+        return []
+    readings = _readings(history, stands, (*odd, *others))
+    if not readings:
+        return []
+    past = {(reading.kind, reading.phase, reading.fact): _Past() for reading in readings}
+    kinds = frozenset(reading.kind for reading in readings)
+    ranks = sorted(stands)
+    for row in agreed_rows(history, scope, lane, index, kinds, ranks):
+        kind, phase, seq = row[0]["kind"], row[0].get("phase"), row[0]["seq"]
+        for reading in readings:
+            if (reading.kind, reading.phase) == (kind, phase) and reading.seqs[ranks[0]] != seq:
+                past[kind, phase, reading.fact].add([record.get(reading.fact) for record in row])
+    found: list[Suspect] = []
+    for reading in readings:
+        strength = _strength(reading, past[reading.kind, reading.phase, reading.fact], odd, others)
+        if strength is not None:
+            found.append(Suspect(_trigger(reading, strength, odd, others, is_tie), strength, reading.kind))
+    return sorted(found, key=lambda suspect: suspect.strength)
+
+
+def _readings(history: History, stands: Mapping[int, Stand], ranks: Sequence[int]) -> list[Reading]:
+    """Facts of the differing record, of the call it is in, or else of the decision before it."""
+    here = [stands[rank].record for rank in ranks]
+    calls = [stands[rank].open_call for rank in ranks]
+    decisions = [stands[rank].last_decision for rank in ranks]
+    readings: list[Reading] = []
+    for records in (here, calls):
+        known = {reading.fact for reading in readings}
+        readings += [reading for reading in _facts(history, ranks, records) if reading.fact not in known]
+    return readings or _facts(history, ranks, decisions)
+
+
+def _facts(history: History, ranks: Sequence[int], found: Sequence[Record | None]) -> list[Reading]:
+    records = [record for record in found if record is not None]
+    if len(records) < len(ranks):
+        return []
+    kind, phase = records[0]["kind"], records[0].get("phase")
+    if any((record["kind"], record.get("phase")) != (kind, phase) for record in records):
+        return []
+    declared = history.kinds[kind]
+    readings = []
+    for fact in declared.local:
+        if all(fact in record for record in records):
+            need_field = declared.needs.get(fact)
+            # Who declines may write that it took 0: the need is what the others wrote.
+            needs = [record[need_field] for record in records if need_field in record] if need_field else []
+            readings.append(
+                Reading(
+                    kind,
+                    phase,
+                    fact,
+                    {rank: record[fact] for rank, record in zip(ranks, records, strict=True)},
+                    {rank: int(record["step"]) for rank, record in zip(ranks, records, strict=True)},
+                    {rank: int(record["seq"]) for rank, record in zip(ranks, records, strict=True)},
+                    max(needs) if needs and all(_is_number(need) for need in needs) else None,
+                )
+            )
+    return readings
+
+
+class _Past:
+    """What one fact did in agreed records: limits that ranks stood on both sides of, pairs that met."""
+
+    def __init__(self) -> None:
+        # Disjoint intervals (low, high], ascending.
+        self.straddled: list[tuple[float, float]] = []
+        self.pairs: set[frozenset[str]] = set()
+
+    @property
+    def has_differed(self) -> bool:
+        return bool(self.straddled or self.pairs)
+
+    def add(self, values: Sequence[Any]) -> None:
+        first = values[0]
+        if all(value == first for value in values):
+            return
+        if not all(_is_number(value) for value in values):
+            names = sorted({repr(value) for value in values})
+            self.pairs.update(frozenset((one, two)) for one in names for two in names if one < two)
+            return
+        low, high = min(values), max(values)
+        at = bisect_left(self.straddled, low, key=lambda interval: interval[1])
+        end = at
+        while end < len(self.straddled) and self.straddled[end][0] <= high:
+            low, high = min(low, self.straddled[end][0]), max(high, self.straddled[end][1])
+            end += 1
+        self.straddled[at:end] = [(low, high)]
+
+    def leaves(self, low: float, high: float) -> bool:
+        """Whether some limit in (low, high] was never straddled."""
+        return not any(one <= low and high <= two for one, two in self.straddled)
+
+
+def _strength(reading: Reading, past: _Past, odd: Sequence[int], others: Sequence[int]) -> int | None:
+    ours = [reading.values[rank] for rank in odd]
+    theirs = [reading.values[rank] for rank in others]
+    if all(_is_number(value) for value in (*ours, *theirs)):
+        if reading.need is not None:
+            had = {value >= reading.need for value in ours}
+            others_had = {value >= reading.need for value in theirs}
+            if len(had) == len(others_had) == 1 and had != others_had:
+                return 0
+        if max(ours) < min(theirs):
+            gap = (max(ours), min(theirs))
+        elif max(theirs) < min(ours):
+            gap = (max(theirs), min(ours))
+        else:
+            return None
+        if not past.leaves(*gap):
+            return None
+    else:
+        mine, other = {repr(value) for value in ours}, {repr(value) for value in theirs}
+        if mine & other or any(frozenset((one, two)) in past.pairs for one in mine for two in other):
+            return None
+    return 2 if past.has_differed else 1
+
+
+def _trigger(
+    reading: Reading, strength: int, odd: Sequence[int], others: Sequence[int], is_tie: bool
+) -> Trigger:
+    need = reading.need if strength == 0 else None
+    parts = [
+        f"{_values_text(reading.values, ranks)} on {ranks_text(ranks)}"
+        for ranks in (tuple(odd), tuple(others))
+    ]
+    summary = f"{reading.fact} was {parts[0]} and {parts[1]}"
+    if need is not None:
+        summary += f" (needed {need})"
+    return Trigger(
+        rank=None if is_tie else odd[0],
+        step=reading.steps[odd[0]],
+        fact=reading.fact,
+        values=dict(sorted(reading.values.items())),
+        summary=summary,
+        need=need,
+    )
+
+
+def _values_text(values: Mapping[int, Any], ranks: Sequence[int]) -> str:
+    found = [values[rank] for rank in ranks]
+    if all(value == found[0] for value in found):
+        return value_text(found[0])
+    if all(_is_number(value) for value in found):
+        return f"{min(found)} to {max(found)}"
+    return ", ".join(sorted({value_text(value) for value in found}))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

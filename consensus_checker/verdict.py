@@ -1,0 +1,102 @@
+"""The one typed value that every rendering comes from: `hicache.verdict.v1`, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from consensus_checker.finding import Finding
+
+SCHEMA = "hicache.verdict.v1"
+
+# The exit code of a command is the verdict.
+EXIT_CODES = {
+    0: "enough was checked, nothing wrong found",
+    1: "internal error",
+    2: "usage error",
+    3: "input unreadable or refused",
+    4: "nothing compared, or equal only as far as the logs go",
+    10: "decision divergence",
+    11: "stall: a rank did not join",
+    12: "stall: device behind",
+    13: "stall: all joined, nobody completes",
+    14: "process dead or unreachable",
+    15: "frozen or idle: no progress and no collective waiting",
+    16: "mismatch of op, shape, dtype or purpose in a collective",
+    17: "slow: progress, but beyond the run's own baseline",
+    18: "invariant broken",
+    20: "something is wrong but undetermined",
+    130: "interrupted",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What was looked at, without which a verdict means nothing.
+
+    Attributes:
+        ranks_expected: world size as the headers state it; the rest are ranks with a log of this run.
+        truncated: ranks with a lane that was cut, torn or is not there.
+        compared_calls: rows of lockstep records compared, summed over scopes and lanes; a row is one
+            record a rank, of at least two ranks.
+        decisions_compared_fraction: of each rank's decision records read up to its first difference,
+            the part that was compared with another rank; the smallest over ranks. None: no decisions.
+        other_runs: files of another run that lie in the same place and were not compared.
+    """
+
+    ranks_expected: int
+    ranks_seen: int
+    missing: tuple[int, ...]
+    truncated: tuple[int, ...]
+    compared_calls: int
+    decisions_compared_fraction: float | None
+    other_runs: tuple[str, ...]
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.missing and not self.truncated
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ranks_expected": self.ranks_expected,
+            "ranks_seen": self.ranks_seen,
+            "missing": list(self.missing),
+            "truncated": list(self.truncated),
+            "compared_calls": self.compared_calls,
+            "decisions_compared_fraction": self.decisions_compared_fraction,
+            "other_runs": list(self.other_runs),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The earliest finding in causal order, what was covered, the other findings, what to do next."""
+
+    finding: Finding
+    coverage: Coverage
+    findings: tuple[Finding, ...] = ()
+    # command, why
+    next: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def code(self) -> int:
+        return self.finding.code
+
+    @property
+    def kind(self) -> str:
+        return self.finding.kind
+
+    def to_json(self) -> dict[str, Any]:
+        """The document, in the order of its fields; values of JSON only."""
+        return {
+            "schema": SCHEMA,
+            **self.finding.to_json(),
+            "coverage": self.coverage.to_json(),
+            "findings": [finding.to_json() for finding in self.findings],
+            "next": [{"command": command, "why": why} for command, why in self.next],
+        }
+
+    def to_text(self) -> str:
+        """The document as it is printed: equal logs give equal bytes."""
+        return json.dumps(self.to_json(), ensure_ascii=False, indent=1) + "\n"

@@ -1,0 +1,49 @@
+"""First screens and proofs as whole texts, at width 80 and without colour."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from consensus_checker.check import check
+from consensus_checker.explain import proof
+from consensus_checker.screen import LINES_MAX, first_screen
+from tests.support.history import history
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+BACKUP_REFUSED = """
+    0  match:r1=64  backup:17=64{host_pages_free=5}  match:r2=0  |  round?  events!  #hung
+    1  match:r1=64  backup:17=64{host_pages_free=5}  match:r2=0  |  round?  events!  #hung
+    2  match:r1=64  backup:17=64{host_pages_free=5}  match:r2=0  |  round?  events!  #hung
+    3  match:r1=64  backup:17=0{host_pages_free=0}   match:r2=0  |  main!  #hung
+"""
+MEETING_SKIPPED = """
+    0  round?{writes_done=1}  events!  events.  round=1  |  round?{writes_done=1}  events!  #hung
+    1  round?{writes_done=1}  events!  events.  round=1  |  round?{writes_done=2}  events!  #hung
+    2  round?{writes_done=1}  events!  events.  round=1  |  round?{writes_done=0}  round=0  |  main!  #hung
+"""
+EIGHT = "\n".join(f"{rank}  match:r1=64  admit:r1={1 if rank == 5 else 2}" for rank in range(8))
+
+CASES = {
+    "backup_refused": (BACKUP_REFUSED, None),
+    "meeting_skipped": (MEETING_SKIPPED, None),
+    "tie": ("0 backup:17=64{host_pages_free=5}\n1 backup:17=0{host_pages_free=0}", None),
+    "many_ranks": (EIGHT, None),
+    "stalled": ("0 match:r1=64 events! #hung\n1 match:r1=64 events! #hung\n2 match:r1=64 #hung", None),
+    "incomplete": ("0 match:r1=64 evict:3=1\n1 match:r1=64 #cut", 4),
+    "consistent": ("0 match:r1=64 round=1\n1 match:r1=64 round=1", None),
+}
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_the_screen_and_the_proof_read_as_agreed(name: str) -> None:
+    text, world_size = CASES[name]
+    told = history(text, world_size=world_size)
+    verdict = check(told, path="runs/last")
+    screen = first_screen(verdict, told)
+    assert len(screen) <= LINES_MAX
+    lines = [*screen, "", "-" * 80, "", *proof(verdict.finding, told)]
+    assert [line for line in lines if len(line) > 80 or line != line.rstrip()] == []
+    assert "\n".join(lines) + "\n" == (GOLDEN / f"checker_{name}.txt").read_text()
