@@ -127,11 +127,13 @@ def stalled(history: History, stall: Stall) -> Finding:
     unknown = () if culprit else tuple(rank for rank in (accused or absent) if rank not in silent)
     who = ranks_text(named or unknown)
     standing = f" ({stands_text(history, stall, (named or unknown)[0])})" if named or unknown else ""
+    # A log that was cut says where its rank was, not where it got to.
+    verb = "had not joined" if not named and cut & set(unknown) else "did not join"
     return Finding(
         "stall",
         11,
         STALL,
-        f"{who} did not join {wait.where}{standing}",
+        f"{who} {verb} {wait.where}{standing}",
         "undetermined" if not culprit else "medium" if in_circle else "high",
         (
             "wait-for graph"

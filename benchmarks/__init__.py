@@ -1,0 +1,1 @@
+"""Speed, measured side by side. Run with `make bench`; results are kept in README.md."""

@@ -1,0 +1,27 @@
+"""Everything that `benchmarks/README.md` reports, in one run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from benchmarks import conversation, evictions, tree
+
+TRACE = "traces/mooncake_conversation_b512.jsonl.gz"
+
+
+def main() -> int:
+    tree.main()
+    folder = os.environ.get("HICACHE_DATA", "")
+    path = Path(folder) / TRACE
+    if not folder or not path.is_file():
+        print(f"not run: conversation trace; HICACHE_DATA names no folder with {TRACE}", file=sys.stderr)
+        return 0
+    conversation.main(path)
+    evictions.main(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
