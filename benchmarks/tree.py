@@ -1,8 +1,8 @@
 """Match and insert on the runtime's own tree: agents' conversations, page 64.
 
-32 conversations of 40 rounds grow to 40,000 tokens each. Every round matches the whole prompt, then inserts
-it. Beside it, in the same run, one `bytes.startswith` over the same prompts: the speed of comparing memory, which
-no tree that looks at every token can pass.
+32 conversations of 40 rounds grow to 40,000 tokens each. Every round matches the whole prompt, then
+inserts it. Beside it, in the same run, one `bytes.startswith` over the same prompts: the speed of
+comparing memory, which no tree that looks at every token can pass.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ def measure() -> Speeds:
         for talk, twin in zip(talks, twins, strict=True):
             prompt = talk[turn]
             pages = len(prompt) // tree.page_size_bytes
-            whole = pages * tree.page_size_bytes
 
             start = clock()
             match = tree.match(prompt, pages)
@@ -69,7 +68,7 @@ def measure() -> Speeds:
             start = clock()
             is_equal = twin.startswith(prompt)
             spent["memory"] += clock() - start
-            assert is_equal and whole <= len(prompt)
+            assert is_equal
     return Speeds(
         match=1e3 * matched_tokens / spent["match"],
         insert=1e3 * prompt_tokens / spent["insert"],
@@ -80,8 +79,9 @@ def measure() -> Speeds:
 def main(runs: int = 5) -> None:
     found = sorted((measure() for _ in range(runs)), key=lambda speeds: speeds.match)
     middle = found[len(found) // 2]
+    spread = f"{found[0].match:.0f} to {found[-1].match:.0f} in {runs} runs"
     print("tree, page 64, 32 conversations x 40 rounds to 40,000 tokens (million tokens a second)")
-    print(f"  match            {middle.match:8.0f}   ({found[0].match:.0f} to {found[-1].match:.0f} in {runs} runs)")
+    print(f"  match            {middle.match:8.0f}   ({spread})")
     print(f"  insert           {middle.insert:8.0f}")
     print(f"  compare memory   {middle.memory:8.0f}   match reaches {middle.match / middle.memory:.2f} of it")
     print("  budget: match at least 322, what SGLang's Rust core does on such a machine")

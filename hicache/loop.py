@@ -16,7 +16,7 @@ from hicache.schedule import Schedule
 class Signal:
     """Something to wait for, fired once with a value."""
 
-    __slots__ = ("is_fired", "reason", "value", "waiter", "_loop")
+    __slots__ = ("_loop", "is_fired", "reason", "value", "waiter")
 
     def __init__(self, loop: Loop, reason: str = "") -> None:
         self._loop = loop
@@ -103,9 +103,7 @@ class Loop:
                 # peers stay parked where they are, which is what their logs should show.
                 task.error = error
                 return
-            if waits_for is None:
-                runnable.append(task)
-            elif waits_for.is_fired:
+            if waits_for is None or waits_for.is_fired:
                 runnable.append(task)
             else:
                 task.waits_for = waits_for

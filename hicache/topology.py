@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracer.record import Place
-
 from hicache.errors import ConfigError
+from tracer.record import Place
 
 AXES = ("dp", "pp", "cp", "tp")
 # Requests, batches and forwards meet on `main`; the event round has a group of its own.

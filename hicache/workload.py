@@ -114,7 +114,7 @@ class TraceFile:
         self._raw.seek(0)
         stream: IO[bytes] = self._raw
         if magic == b"\x1f\x8b":
-            stream = io.BufferedReader(gzip.GzipFile(fileobj=self._raw), 1 << 16)  # type: ignore[arg-type]
+            stream = io.BufferedReader(gzip.GzipFile(fileobj=self._raw), 1 << 16)
         number = 0
         try:
             for line in stream:
@@ -143,7 +143,9 @@ class TraceFile:
         if not isinstance(row, dict):
             raise WorkloadError(f"{where}: expected a JSON object, found {type(row).__name__}")
         if "block_tokens" in row:
-            raise WorkloadError(f"{where}: blocks of varying length (block_tokens) do not fit pages of one size")
+            raise WorkloadError(
+                f"{where}: blocks of varying length (block_tokens) do not fit pages of one size"
+            )
         input_tokens = _whole_number(row, "input_length", where, low=1, high=INPUT_TOKENS_MAX)
         output_tokens = _whole_number(row, "output_length", where, low=0, high=OUTPUT_TOKENS_MAX)
         arrival_ms = row.get("timestamp", 0)
@@ -175,7 +177,11 @@ class TraceFile:
         pages = [self._token(item) * page_size for item in ids]
         tokens = b"".join(pages)
         end = input_tokens * TOKEN_BYTES
-        return tokens[:end] if len(tokens) >= end else tokens + FILLER * (input_tokens - len(tokens) // TOKEN_BYTES)
+        return (
+            tokens[:end]
+            if len(tokens) >= end
+            else tokens + FILLER * (input_tokens - len(tokens) // TOKEN_BYTES)
+        )
 
     def _token(self, block_id: int) -> bytes:
         if not 0 <= block_id < PLAIN_ID_MAX:
@@ -233,12 +239,13 @@ class AgenticSpec:
         growth = self.max_context // self.rounds
         if self.output < 1 or growth <= self.output:
             raise ConfigError(
-                f"--agentic: each round grows by max-context/rounds = {growth} tokens, of which output={self.output} "
-                "are the answer; at least one must be new input"
+                f"--agentic: each round grows by max-context/rounds = {growth} tokens, of which "
+                f"output={self.output} are the answer; at least one must be new input"
             )
         if self.shared_prefix > growth:
             raise ConfigError(
-                f"--agentic: shared-prefix={self.shared_prefix} is longer than the first prompt ({growth} tokens)"
+                f"--agentic: shared-prefix={self.shared_prefix} is longer than the first prompt "
+                f"({growth} tokens)"
             )
 
 

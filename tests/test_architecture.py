@@ -105,9 +105,7 @@ def test_a_module_imports_what_its_place_allows(path: Path) -> None:
             assert module in RECORDS_ONLY, f"{where}; only {RECORDS_ONLY} below the ports' implementations"
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in modules() if is_within(name_of(path), "cli")], ids=name_of
-)
+@pytest.mark.parametrize("path", [path for path in modules() if is_within(name_of(path), "cli")], ids=name_of)
 def test_the_command_line_imports_the_rest_inside_functions(path: Path) -> None:
     for module, line in imports(path, only_at_import=True):
         is_lazy = any(is_within(module, package) for package in LAZY_IN_CLI) and module not in LIGHT

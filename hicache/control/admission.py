@@ -65,7 +65,13 @@ class Admission:
     """
 
     def __init__(
-        self, cache: Cache, probes: Probes, *, cache_output: bool, load_back_min_tokens: int, digest_key: bytes
+        self,
+        cache: Cache,
+        probes: Probes,
+        *,
+        cache_output: bool,
+        load_back_min_tokens: int,
+        digest_key: bytes,
     ) -> None:
         self._cache = cache
         self._probes = probes

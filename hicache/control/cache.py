@@ -128,7 +128,12 @@ class Cache:
 
     def _follow_split(self, notice: SplitNotice) -> None:
         """Whatever carries the node that was cut carries its front as well."""
-        carriers = (*self.write_queue, *self.load_queue, *self.writes, *self.loads)
+        carriers: list[QueuedBackup | QueuedLoad | InFlight] = [
+            *self.write_queue,
+            *self.load_queue,
+            *self.writes,
+            *self.loads,
+        ]
         for carrier in carriers:
             if notice.child in carrier.nodes:
                 carrier.nodes.insert(carrier.nodes.index(notice.child), notice.parent)
@@ -212,7 +217,9 @@ class Cache:
             if is_queued:
                 slots = host.alloc(page_count)
                 is_queued = self.reservations.stands(slots)
-            self.probes.write_backup(node.id, page_count, page_count * page_tokens if is_queued else 0, *facts)
+            self.probes.write_backup(
+                node.id, page_count, page_count * page_tokens if is_queued else 0, *facts
+            )
             if not is_queued:
                 return
             room.take(page_count)

@@ -1,6 +1,6 @@
 """The event round: once an iteration, the group agrees how many acks to apply, and applies them.
 
-    local counts -> agreement -> start the backups that stand everywhere -> apply write acks -> apply load acks
+    local counts -> agreement -> start the backups that stand everywhere -> apply write and load acks
 
 It runs in every iteration, also when there is nothing to report: a rank that stays away because its
 own queue is empty leaves its peers waiting, or paired with a call that means something else.

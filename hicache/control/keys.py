@@ -24,7 +24,9 @@ def page_bytes(page_size_tokens: int) -> int:
     return page_size_tokens * TOKEN_BYTES
 
 
-def chain_digests(tokens: bytes, *, first_page: int, page_size_bytes: int, previous: bytes, key: bytes) -> bytes:
+def chain_digests(
+    tokens: bytes, *, first_page: int, page_size_bytes: int, previous: bytes, key: bytes
+) -> bytes:
     """Digests of the whole pages of `tokens` from `first_page` on, 8 bytes each.
 
     Args:
@@ -35,6 +37,8 @@ def chain_digests(tokens: bytes, *, first_page: int, page_size_bytes: int, previ
     found = []
     end = len(tokens) - page_size_bytes + 1
     for at in range(first_page * page_size_bytes, end, page_size_bytes):
-        previous = blake(previous + tokens[at : at + page_size_bytes], digest_size=DIGEST_BYTES, key=key).digest()
+        previous = blake(
+            previous + tokens[at : at + page_size_bytes], digest_size=DIGEST_BYTES, key=key
+        ).digest()
         found.append(previous)
     return b"".join(found)

@@ -14,14 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hicache.control import locks
+from hicache.control import keys, locks
 from hicache.control.admission import Active, Admission
 from hicache.control.cache import Cache
 from hicache.control.event_round import EventRound
 from hicache.core import DIGEST_BYTES, TOKEN_BYTES, Request
-from hicache.control import keys
-from hicache.ledger import Ledger, split_digests
 from hicache.ledger import FORWARD as WRITTEN_BY_FORWARD
+from hicache.ledger import Ledger, split_digests
 from hicache.ports import Source, Transport
 from hicache.probes import Probes
 
@@ -156,7 +155,9 @@ class Scheduler:
                 self._finish(active)
         self._running = still
 
-    async def _forward(self, mode: Literal["extend", "decode"], batch: list[Active], tokens: list[int]) -> None:
+    async def _forward(
+        self, mode: Literal["extend", "decode"], batch: list[Active], tokens: list[int]
+    ) -> None:
         """The model: stage by stage, in step with the stage's other ranks.
 
         The meeting is as long as the batch has tokens, so ranks that disagree on a prefix do not fit
@@ -165,9 +166,7 @@ class Scheduler:
         cache, transport = self._cache, self._transport
         numel = sum(tokens)
         rids = [active.rid for active in batch]
-        self._probes.batch(
-            mode, rids, numel, len(self._waiting), len(self._running), cache.device_pages_free
-        )
+        self._probes.batch(mode, rids, numel, len(self._waiting), len(self._running), cache.device_pages_free)
         if self._pp_rank > 0:
             await transport.receive_previous(numel=numel, purpose="forward", channel=CHANNEL)
         if mode == "extend":
@@ -190,9 +189,7 @@ class Scheduler:
                 active.rid, wrong.page_index, wrong.slot, wrong.found.hex(), wrong.expected.hex()
             )
         own = split_digests(active.digests[prefix_pages * DIGEST_BYTES :])
-        device.write(
-            active.slots[prefix_pages : prefix_pages + len(own)], own, writer=WRITTEN_BY_FORWARD
-        )
+        device.write(active.slots[prefix_pages : prefix_pages + len(own)], own, writer=WRITTEN_BY_FORWARD)
         return len(active.computed) // TOKEN_BYTES
 
     # The tree
@@ -267,7 +264,7 @@ class Scheduler:
             self._source.finished(active.rid)
 
     def _audit(self) -> None:
-        """The books at the end: every page is free or in the tree, by this rank's count and by the group's."""
+        """The books at the end: every page is free or in the tree, as this rank and the group count."""
         tree, tiers = self._cache.tree, self._cache.tiers
         for pool, memory, room, evictable, protected in (
             ("device", tiers.device, tiers.device_room, tree.evictable_pages, tree.protected_pages),
@@ -277,7 +274,8 @@ class Scheduler:
                 continue
             used = evictable + protected
             assert memory.pages_used == used, (
-                f"{pool}: {memory.pages_used} pages in use, {evictable} evictable + {protected} protected in the tree"
+                f"{pool}: {memory.pages_used} pages in use, the tree has {evictable} evictable "
+                f"+ {protected} protected"
             )
             available = total = None
             if room.page_count:

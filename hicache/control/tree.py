@@ -25,7 +25,7 @@ from hicache.core import DIGEST_BYTES, NodeId, Slot
 if TYPE_CHECKING:
     from hicache.control.actions import Action
 
-# A path's nodes keep their order by depth when one lookup touches them all: the deepest is newest.
+# One lookup touches a whole path; the deeper node counts as the newer one.
 TICK_DEPTH = 1e-5
 
 
@@ -45,18 +45,23 @@ class Node:
         "key",
         "last_access",
         "lock_count",
+        "only_child",
         "page_count",
         "parent",
         "write_pending",
     )
 
-    def __init__(self, node_id: NodeId, parent: Node | None, key: bytes, page_count: int, digests: bytes) -> None:
+    def __init__(
+        self, node_id: NodeId, parent: Node | None, key: bytes, page_count: int, digests: bytes
+    ) -> None:
         self.id = node_id
         self.parent = parent
         self.key = key
         self.page_count = page_count
         self.digests = digests
         self.children: dict[bytes, Node] = {}
+        # The child where there is exactly one: most lookups then need not hash a page.
+        self.only_child: Node | None = None
         # Children with device pages; a node with none of them is a leaf as the device sees it.
         self.device_children = 0
         self.device: list[Slot] | None = None
@@ -160,34 +165,39 @@ class Tree:
     # Lookup
 
     def match(self, tokens: bytes, page_limit: int) -> Match:
-        """The longest prefix of at most `page_limit` pages that some tier holds; cuts a node that ends beyond it."""
+        """The longest prefix of at most `page_limit` pages on either tier; cuts a node that ends behind."""
         size = self.page_size_bytes
         end = page_limit * size
         node = device_node = self.root
         at = device_end = 0
         actions: list[Action] = []
+        self._ticks = tick = self._ticks + 1.0
+        startswith = tokens.startswith
         while at < end:
-            child = node.children.get(tokens[at : at + size])
+            child = node.only_child or node.children.get(tokens[at : at + size])
             if child is None:
                 break
             key = child.key
             stop = at + len(key)
-            if stop > end or not tokens.startswith(key, at):
-                child = self.split(child, self._common_pages(tokens, at, end, key), actions)
-                stop = at + len(child.key)
-                end = stop
+            if stop > end or not startswith(key, at):
+                pages = self._common_pages(tokens, at, end, key)
+                if pages == 0:
+                    break
+                child = self.split(child, pages, actions)
+                end = stop = at + len(child.key)
             node = child
             at = stop
-            if child.device is not None:
-                device_node = child
+            node.last_access = tick
+            tick += TICK_DEPTH
+            if node.device is not None:
+                device_node = node
                 device_end = stop
-        self._touch(node)
         return Match(node, device_node, device_end // size, (at - device_end) // size, actions)
 
     def _common_pages(self, tokens: bytes, at: int, end: int, key: bytes) -> int:
-        """Whole pages that `key` shares with `tokens[at:end]`; at least the first, which the caller compared."""
+        """Whole pages that `key` shares with `tokens[at:end]`, by halving."""
         size = self.page_size_bytes
-        low, high = 1, min(len(key), end - at) // size
+        low, high = 0, min(len(key), end - at) // size
         while low < high:
             middle = (low + high + 1) // 2
             if tokens.startswith(key[: middle * size], at):
@@ -195,15 +205,6 @@ class Tree:
             else:
                 high = middle - 1
         return low
-
-    def _touch(self, node: Node) -> None:
-        self._ticks = tick = self._ticks + 1.0
-        root = self.root
-        while node is not root:
-            node.last_access = tick
-            tick -= TICK_DEPTH
-            assert node.parent is not None
-            node = node.parent
 
     def path(self, node: Node) -> list[Node]:
         """From the root's child down to `node`."""
@@ -235,7 +236,9 @@ class Tree:
 
     # Growth
 
-    def insert(self, tokens: bytes, slots: list[Slot], digests: bytes, *, owned_pages: int, counted_pages: int) -> Insert:
+    def insert(
+        self, tokens: bytes, slots: list[Slot], digests: bytes, *, owned_pages: int, counted_pages: int
+    ) -> Insert:
         """Make `slots` the tree's, page by page; pages it already has come back as duplicates.
 
         Args:
@@ -255,15 +258,21 @@ class Tree:
         new_pages = 0
         threshold = self.backup_threshold
         backup_from: Node | None = None
+        self._ticks = tick = self._ticks + 1.0
         while at < end:
-            child = node.children.get(tokens[at : at + size])
+            child = node.only_child or node.children.get(tokens[at : at + size])
             if child is None:
                 break
             key = child.key
             stop = at + len(key)
             if stop > end or not tokens.startswith(key, at):
-                child = self.split(child, self._common_pages(tokens, at, end, key), actions)
+                pages = self._common_pages(tokens, at, end, key)
+                if pages == 0:
+                    break
+                child = self.split(child, pages, actions)
                 stop = at + len(child.key)
+            child.last_access = tick
+            tick += TICK_DEPTH
             first, last = at // size, stop // size
             if child.device is None:
                 # The request has just computed what the device had lost: its slots take the place.
@@ -283,15 +292,15 @@ class Tree:
             first = at // size
             new_digests = digests[first * DIGEST_BYTES : len(slots) * DIGEST_BYTES]
             leaf = Node(self.nodes_created, node, tokens[at:end], len(slots) - first, new_digests)
+            leaf.last_access = tick
             self.nodes_created += 1
-            node.children[tokens[at : at + size]] = leaf
+            self._adopt(node, leaf)
             self.set_device(leaf, slots[first:])
             new_pages += leaf.page_count
             leaf.hit_count = 1
             if threshold and leaf.hit_count >= threshold:
                 backup_from = leaf
             node = leaf
-        self._touch(node)
         if duplicates:
             actions.append(FreeDevice(duplicates))
         if backup_from is not None:
@@ -312,7 +321,13 @@ class Tree:
         cut = page_count * size
         parent = child.parent
         assert parent is not None
-        front = Node(self.nodes_created, parent, child.key[:cut], page_count, child.digests[: page_count * DIGEST_BYTES])
+        front = Node(
+            self.nodes_created,
+            parent,
+            child.key[:cut],
+            page_count,
+            child.digests[: page_count * DIGEST_BYTES],
+        )
         self.nodes_created += 1
         front.hit_count = child.hit_count
         front.last_access = child.last_access
@@ -324,15 +339,22 @@ class Tree:
             front.device_children = 1
         if child.host is not None:
             front.host, child.host = child.host[:page_count], child.host[page_count:]
-        parent.children[child.key[:size]] = front
+        # The front takes the child's place under the same first page.
+        parent.children[front.key[:size]] = front
+        if parent.only_child is child:
+            parent.only_child = front
         child.parent = front
         child.key = child.key[cut:]
         child.digests = child.digests[page_count * DIGEST_BYTES :]
         child.page_count -= page_count
-        front.children[child.key[:size]] = child
+        self._adopt(front, child)
         if front.write_pending or front.host_lock_count:
             actions.append(SplitNotice(front, child))
         return front
+
+    def _adopt(self, parent: Node, child: Node) -> None:
+        parent.children[child.key[: self.page_size_bytes]] = child
+        parent.only_child = child if len(parent.children) == 1 else None
 
     # Residency
 
@@ -373,7 +395,9 @@ class Tree:
     def remove(self, node: Node) -> None:
         """Forget a node that is on no tier."""
         assert node.device is None and node.host is None and not node.children, f"{node} is still in use"
-        assert node.parent is not None
-        del node.parent.children[node.key[: self.page_size_bytes]]
+        parent = node.parent
+        assert parent is not None
+        del parent.children[node.key[: self.page_size_bytes]]
+        parent.only_child = next(iter(parent.children.values())) if len(parent.children) == 1 else None
         node.is_alive = False
-        self.host_leaves.offer(node.parent)
+        self.host_leaves.offer(parent)

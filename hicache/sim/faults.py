@@ -99,7 +99,9 @@ class FaultPlan:
             for fault in self.faults
             if fault.verb == "alloc_fail" and fault.rank == rank and fault.words["pool"] == pool
         ]
-        return FailingMemory(memory, failing, self.fired, f"{pool} memory of rank {rank}") if failing else memory
+        return (
+            FailingMemory(memory, failing, self.fired, f"{pool} memory of rank {rank}") if failing else memory
+        )
 
 
 class FailingMemory:

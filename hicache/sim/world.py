@@ -15,10 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tracer.record import Outcome, header
-from tracer.sinks import MemorySink, NullSink, SegmentSink, Sink, write_meta
-from tracer.tracer import Tracer
-
 from hicache.config import Config
 from hicache.control.pools import SlotMemory
 from hicache.errors import HiCacheError, WorkloadError
@@ -32,6 +28,9 @@ from hicache.sim.engine import SimEngine
 from hicache.sim.faults import FaultPlan
 from hicache.transport.sim import SimNetwork, SimTransport, VirtualClock
 from hicache.workload import FrontDoor, Workload
+from tracer.record import Outcome, header
+from tracer.sinks import MemorySink, NullSink, SegmentSink, Sink, write_meta
+from tracer.tracer import Tracer
 
 TOOL_VERSION = "0.1.0"
 LANE = "scheduler"
@@ -112,9 +111,7 @@ def simulate(
         WorkloadError: the workload turned out to be unreadable; logs up to there are closed properly.
     """
     config, topology = plan.config, plan.config.topology
-    run_id = config.digest(
-        plan.workload_name, str(plan.schedule), *plan.fault_texts, "bugs", *plan.bug_names
-    )
+    run_id = config.digest(plan.workload_name, str(plan.schedule), *plan.fault_texts, "bugs", *plan.bug_names)
     # Not from the run id: a run and its healthy twin must be comparable page by page.
     key_text = "digests " + config.digest(plan.workload_name, str(plan.schedule))
     digest_key = hashlib.blake2b(key_text.encode(), digest_size=16).digest()

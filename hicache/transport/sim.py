@@ -131,7 +131,9 @@ class SimTransport:
         self._seq[name] = seq + 1
         return seq
 
-    async def _meet(self, group: _Group, axis: Axis, purpose: str, op: str, numel: int, value: Any) -> list[Any]:
+    async def _meet(
+        self, group: _Group, axis: Axis, purpose: str, op: str, numel: int, value: Any
+    ) -> list[Any]:
         seq = self._next_seq(group.name)
         self._probes.meeting_enter(axis, purpose, op, numel, group.name, seq, None)
         rows = await self._network.meet(group, seq, self._rank, (op, numel), (self._clock.time_ns, value))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import random
 from pathlib import Path
@@ -105,16 +106,13 @@ def test_a_bad_line_is_named_with_what_is_wrong(line: str, complaint: str, tmp_p
 
 def test_a_gzip_cut_in_half_is_an_error_and_what_came_before_is_read(tmp_path: Path) -> None:
     chance = random.Random(1)
-    plain = b"".join(
-        json.dumps(row(4, [chance.getrandbits(31)])).encode() + b"\n" for _ in range(20_000)
-    )
+    plain = b"".join(json.dumps(row(4, [chance.getrandbits(31)])).encode() + b"\n" for _ in range(20_000))
     packed = gzip.compress(plain)
     path = tmp_path / "t.jsonl.gz"
     path.write_bytes(packed[: len(packed) // 2])
     workload = TraceFile(path, 4)
     with pytest.raises(WorkloadError, match="cut or damaged after line"):
-        for _ in range(20_000):
-            assert workload.next() is not None
+        read_all(workload)
 
 
 def test_a_missing_file_and_an_empty_one_are_errors_at_once(tmp_path: Path) -> None:
@@ -131,7 +129,7 @@ def test_a_conversation_grows_by_equal_steps_and_repeats_itself() -> None:
     spec = AgenticSpec(conversations=1, rounds=4, max_context=400, output=10, shared_prefix=20)
     requests = read_all(Agentic(spec))
     assert [request.input_tokens for request in requests] == [100, 200, 300, 400]
-    for earlier, later in zip(requests, requests[1:], strict=False):
+    for earlier, later in itertools.pairwise(requests):
         assert later.tokens.startswith(earlier.tokens + earlier.output)
 
 
@@ -158,7 +156,7 @@ def test_a_seed_gives_the_same_conversations_whoever_answers_faster() -> None:
     workload = Agentic(spec)
     together: dict[str, Request] = {}
     while not workload.is_exhausted:
-        batch = [request for request in iter(workload.next, None)]
+        batch = list(iter(workload.next, None))
         for request in reversed(batch):
             together[request.rid] = request
             workload.finished(request.rid)

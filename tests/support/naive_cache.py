@@ -1,6 +1,6 @@
-"""Prefix caches written to be obviously right: no tree, no heap, no locks. They share no code with the runtime.
+"""Prefix caches written to be obviously right: no heap, no locks. They share no code with the runtime.
 
-A page is (its id and everything before it), as a tuple of ids is slow and an id of a chained trace says the same.
+Ids of the traces are chained: equal ids mean equal pages after equal prefixes.
 """
 
 from __future__ import annotations

@@ -132,9 +132,7 @@ def renamed(result: Result) -> Result:
         return json.dumps(row).encode()
 
     lines = {rank: [rewrite(line) for line in own] for rank, own in result.lines.items()}
-    return Result(
-        result.outcome, "", {}, 0, 0, "", "", lines
-    )
+    return Result(result.outcome, "", {}, 0, 0, "", "", lines)
 
 
 def without_names(verdict: Verdict) -> str:

@@ -13,14 +13,19 @@ SPEC = AgenticSpec(conversations=3, rounds=4, max_context=2000, output=16, share
 
 def test_the_ballot_counts_leading_reservations_only() -> None:
     vote = ReserveThenVote()
-    assert [vote.ballot(reserved) for reserved in ([], [True, True], [True, False, True], [False])] == [0, 2, 1, 0]
+    assert [vote.ballot(reserved) for reserved in ([], [True, True], [True, False, True], [False])] == [
+        0,
+        2,
+        1,
+        0,
+    ]
 
 
 def test_the_second_stage_applies_what_the_first_counted_and_waits_for_its_own_copy() -> None:
     """Backup A is done on both stages, backup B still in flight on stage 1: both apply two acks.
 
-        stage 0   A done  B done    -> agrees on 2, sends it on -> applies A, B
-        stage 1   A done  B moving  -> receives 2, waits for B  -> applies A, B
+    stage 0   A done  B done    -> agrees on 2, sends it on -> applies A, B
+    stage 1   A done  B moving  -> receives 2, waits for B  -> applies A, B
     """
     config = Config(topology=Topology(pp=2), concurrency=1, transfer_polls_max=0)
     faults = [
@@ -28,7 +33,9 @@ def test_the_second_stage_applies_what_the_first_counted_and_waits_for_its_own_c
         "delay_done:rank=1,queue=write,op=2,steps=40",
     ]
     _, rows = run_in_memory(agentic_plan(config, SPEC, faults=faults))
-    acks = {rank: [(row["step"], row["op"]) for row in of_kind(rows[rank], "transfer_ack")] for rank in (0, 1)}
+    acks = {
+        rank: [(row["step"], row["op"]) for row in of_kind(rows[rank], "transfer_ack")] for rank in (0, 1)
+    }
     assert acks[0] == acks[1]
     second = next(row for row in of_kind(rows[1], "transfer_done") if row["op"] == 2)
     agreed = next(

@@ -4,9 +4,7 @@ from hicache.control.keys import chain_digests, pack
 
 
 def chain(tokens: list[int], *, first_page: int = 0, previous: bytes = b"", key: bytes = b"k") -> bytes:
-    return chain_digests(
-        pack(tokens), first_page=first_page, page_size_bytes=16, previous=previous, key=key
-    )
+    return chain_digests(pack(tokens), first_page=first_page, page_size_bytes=16, previous=previous, key=key)
 
 
 def test_tokens_are_packed_as_little_endian_u32() -> None:

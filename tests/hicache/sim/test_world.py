@@ -61,7 +61,9 @@ def test_ranks_decide_alike_under_late_copies_and_failing_host_memory(name: str,
         at = topology.coordinates(rank)
         leader = topology.rank_at(dp=at.dp, pp=0, cp=0, tp=0)
         stage = topology.rank_at(dp=at.dp, pp=at.pp, cp=0, tp=0)
-        assert lockstep(own, axes={"tp", "cp", "pp"}) == lockstep(rows[leader], axes={"tp", "cp", "pp"}), where
+        assert lockstep(own, axes={"tp", "cp", "pp"}) == lockstep(rows[leader], axes={"tp", "cp", "pp"}), (
+            where
+        )
         assert lockstep(own, axes={"tp", "cp"}) == lockstep(rows[stage], axes={"tp", "cp"}), where
         assert of_kind(own, "wrong_page") == [], where
         for audit in of_kind(own, "pool_audit"):

@@ -1,0 +1,79 @@
+"""The command `hicache`: which commands there are, and what becomes of their errors.
+
+Composition only. A command returns its exit code; it imports what it needs when it runs, so that
+`hicache --help` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from cli.commands.check import check
+from cli.commands.demo import demo
+from cli.commands.hits import hits
+from cli.commands.query import query
+from cli.commands.run import run
+from cli.commands.zoo import app as zoo
+from cli.errors import OK, USAGE, report, tell
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app.command(short_help="A bug from production, its verdict and its twin, in one go.")(demo)
+app.command(short_help="Run the simulated runtime; one log a rank.")(run)
+app.command(short_help="Which rank took the wrong turn, where and why.")(check)
+app.command(short_help="Which tier served the prompts, and why not more.")(hits)
+app.command(short_help="Ask the logs in SQL.")(query)
+app.add_typer(zoo, name="zoo", short_help="Scenarios of ranks that come apart.")
+
+
+def show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        from importlib.metadata import version
+
+        print(f"hicache {version('hicache-toolkit')}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def hicache(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Find which rank of a distributed LLM server with a hierarchical KV cache took the wrong turn."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code and never raises for what a user can cause."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = app(words, prog_name="hicache", standalone_mode=False)
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, USAGE_ERRORS):
+            return tell_usage(error)
+        return report(error)
+    return code if isinstance(code, int) else OK
+
+
+# The class that stands above every mistake in the arguments; typer does not export it by name.
+USAGE_ERRORS = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
+
+
+def tell_usage(error: BaseException) -> int:
+    """A mistake in the arguments, in the form of every other error."""
+    context = getattr(error, "ctx", None)
+    said = error.format_message() if hasattr(error, "format_message") else str(error)
+    first, *rest = [line.strip() for line in said.splitlines() if line.strip()] or ["usage"]
+    tell(f"error: {' '.join([first[:1].lower() + first[1:], *rest]).rstrip('.')}")
+    tell(f"  try       {context.command_path if context is not None else 'hicache'} --help")
+    return USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

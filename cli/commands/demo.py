@@ -1,0 +1,94 @@
+"""`hicache demo`: the main job in one go, as the commands that a person would type.
+
+    run a bug -> where ranks stand -> which rank left, and why -> the healthy twin -> cache hits
+
+It succeeds only when the verdicts are right: the disturbed rank named on the one, silence on the other.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.errors import INTERNAL, INTERRUPTED, OK
+from cli.folder import refuse_used
+from cli.options import Json
+
+if TYPE_CHECKING:
+    from cli.screens.demo import Scene
+
+SCENARIO = "local_host_room_decides_backup"
+# A seed whose run hangs; with another one the ranks may come to the end, each with its own tree.
+SEED = 5
+
+
+def demo(
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder of the run; its twin's is DIR-twin.")
+    ] = Path("runs/demo"),
+    json: Json = False,
+) -> int:
+    """Run four ranks with one historical bug, then find the rank, the call and the fact behind it.
+
+    Replaces an earlier demo's files. Exits 0 when the expected verdicts came.
+    """
+    from cli.screens.demo import document, expected, scenes
+    from cli.theme import show, show_json
+
+    twin_out = out.with_name(f"{out.name}-twin")
+    for folder in (out, twin_out):
+        refuse_used(folder, overwrite=True)
+    made = stage(out, twin_out)
+    if made is None:
+        return INTERRUPTED
+    is_right = made.is_right
+    if json:
+        show_json(document(made))
+    else:
+        for lines in scenes(made):
+            show(lines)
+        show(expected(made))
+    return OK if is_right else INTERNAL
+
+
+def stage(out: Path, twin_out: Path) -> Scene | None:
+    """Make both runs and read them again; None when interrupted."""
+    from cli.commands.check import judge
+    from cli.commands.run import record
+    from cli.screens.demo import Scene
+    from hicache.sim.faults import Fault
+    from hicache.zoo import find_scenario
+
+    scenario = find_scenario(SCENARIO)
+    plan, twin_plan = scenario.plan(SEED), scenario.plan(SEED, twin=True)
+    result = record(plan, out)
+    twin_result = record(twin_plan, twin_out) if result is not None else None
+    if result is None or twin_result is None:
+        return None
+    verdict, history = judge(out)
+    twin_verdict, twin_history = judge(twin_out)
+    return Scene(
+        scenario=scenario,
+        seed=SEED,
+        out=out,
+        twin_out=twin_out,
+        plan=plan,
+        result=result,
+        twin_plan=twin_plan,
+        twin_result=twin_result,
+        disturbed=tuple(sorted({Fault.parse(text, plan.config.topology).rank for text in faults_of(out)})),
+        verdict=verdict,
+        history=history,
+        twin_verdict=twin_verdict,
+        twin_history=twin_history,
+    )
+
+
+def faults_of(out: Path) -> list[str]:
+    """What the run was disturbed by, as run.json has it; the checker never opens that file."""
+    import json
+
+    faults: list[str] = json.loads((out / "run.json").read_text(encoding="utf-8"))["faults"]
+    return faults

@@ -1,0 +1,75 @@
+"""What went wrong, as a person reads it and as an exit code.
+
+One message on stderr, never a traceback: what is wrong, what was expected, what to try. The codes are
+those of the verdict contract; a verdict has its own and does not come through here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+OK = 0
+INTERNAL = 1
+USAGE = 2
+UNREADABLE = 3
+INTERRUPTED = 130
+
+DEBUG_VARIABLE = "HICACHE_DEBUG"
+INDENT = "  "
+LABEL_WIDTH = 10
+
+
+class CliError(Exception):
+    """A command can't do what was asked; the text is complete, the code is the exit code."""
+
+    def __init__(self, what: str, *, code: int = USAGE, expected: str = "", hint: str = "") -> None:
+        parts = (("expected", expected), ("try", hint))
+        super().__init__(
+            "\n".join([what, *(INDENT + label.ljust(LABEL_WIDTH) + text for label, text in parts if text)])
+        )
+        self.code = code
+
+
+def code_of(error: BaseException) -> int:
+    """The exit code for an error that a package raised on purpose; `INTERNAL` for any other.
+
+    The packages are imported here, not above: only their own errors need them, and then they are loaded.
+    """
+    if isinstance(error, CliError):
+        return error.code
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    from hicache.errors import ConfigError, WorkloadError
+    from tracer.errors import TracerError
+
+    if isinstance(error, ConfigError):
+        return USAGE
+    if isinstance(error, WorkloadError | TracerError):
+        return UNREADABLE
+    return INTERNAL
+
+
+def report(error: BaseException) -> int:
+    """Tell one error on stderr and return its exit code."""
+    code = code_of(error)
+    if code == INTERRUPTED:
+        tell("interrupted")
+    elif code != INTERNAL:
+        tell(f"error: {error}")
+    elif os.environ.get(DEBUG_VARIABLE):
+        traceback.print_exception(error)
+    else:
+        said = " ".join(str(error).split())
+        tell(f"error: internal: {type(error).__name__}{': ' if said else ''}{said}")
+        tell(f"  try       {DEBUG_VARIABLE}=1 for the traceback")
+    return code
+
+
+def tell(text: str) -> None:
+    """One or more lines on stderr; a closed stderr is nobody's problem."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        return

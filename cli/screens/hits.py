@@ -1,0 +1,131 @@
+"""Cache hits as tables, and the story of one request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from cli.screens.table import GAP, count, percent, table
+from cli.theme import GOOD, WIDTH, headline, paragraph
+
+if TYPE_CHECKING:
+    from tracer.hits import Hits, StoryLine
+
+# Columns as a person reads them; the others keep the name that they have in the JSON.
+SHORT = {"input_tokens": "prompt", "hit_rate": "hit rate", "from_ns": "from ms", "to_ns": "to ms"}
+PERCENTS = ("share", "hit_rate")
+TIMES = ("from_ns", "to_ns")
+STORY = ("step", "kind", "what happened")
+DECLINED = "declined_"
+# Why the first computed page was not a hit, in words.
+REASONS = {
+    "cold": "never seen before",
+    "evicted_device": "dropped from the device; there is no host tier",
+    "evicted_host": "dropped from the host",
+    "not_backed_up": "dropped from the device before it had a host copy",
+    "last_token": "all was cached; one token must be computed",
+    "partial_page": "all full pages were cached; the rest is less than a page",
+    "unknown": "the log does not hold its history",
+}
+
+
+def tables(hits: Hits, width: int) -> list[Text]:
+    """Totals, the rows asked for, and what limits the numbers."""
+    cached = sum(request.cached for request in hits.requests)
+    requests = "1 request" if len(hits.requests) == 1 else f"{count(len(hits.requests))} requests"
+    lines = headline(
+        f"{percent(hits.hit_rate)} hit",
+        f"{requests}, {count(hits.input_tokens)} prompt tokens, {count(cached)} of them from the cache",
+        GOOD,
+    )
+    if hits.rows:
+        columns = list(hits.rows[0])
+        cells = [[_cell(name, row[name]) for name in columns] for row in hits.rows]
+        lines += [Text(""), *table([SHORT.get(name, name) for name in columns], cells, width=width)]
+    lines += _reasons(hits)
+    if notes := _notes(hits):
+        lines += [Text(""), *notes]
+    return lines
+
+
+def _notes(hits: Hits) -> list[Text]:
+    """What limits the numbers."""
+    lines = [line for note in hits.notes for line in paragraph("note", note)]
+    waiting = sum(request.reason is None for request in hits.requests)
+    if waiting:
+        requests = "1 request was" if waiting == 1 else f"{waiting} requests were"
+        lines += paragraph("note", f"{requests} never admitted: what was to be computed is counted nowhere")
+    for each in hits.unaccounted[:3]:
+        lines += paragraph(
+            "note", f"{each.rid}: {each.accounted_tokens} of {each.input_tokens} prompt tokens accounted for"
+        )
+    return lines
+
+
+def story(row: Mapping[str, Any], lines: Sequence[StoryLine]) -> list[Text]:
+    """One request across the tiers; a run of decode steps is one line."""
+    parts = ", ".join(f"{count(row[part])} {part}" for part in ("device", "host", "storage", "computed"))
+    reason = row["reason"]
+    told = headline(row["rid"], f"{count(row['input_tokens'])} prompt tokens: {parts}", GOOD)
+    why = "it was never admitted" if reason is None else f"{reason}: {meaning(reason)}"
+    told += [*paragraph("reason", why), Text("")]
+    rows: list[tuple[Any, str, str]] = []
+    for is_decode, group in groupby(lines, key=_is_decode):
+        members = list(group)
+        if is_decode and len(members) > 2:
+            steps = f"{members[0].step}-{members[-1].step}"
+            rows.append((steps, "decode", f"{len(members)} records of decode steps"))
+        else:
+            rows += [(line.step, line.kind, line.text) for line in members]
+    return told + table(STORY, list(_wrapped(rows)), width=WIDTH, cell_max=WIDTH)
+
+
+def _wrapped(rows: Sequence[tuple[Any, str, str]]) -> Iterator[tuple[Any, str, str]]:
+    """Rows whose sentence fits beside the other two columns; its further lines have rows of their own."""
+    every = [STORY, *rows]
+    beside = max(len(str(step)) for step, _kind, _text in every)
+    beside += max(len(kind) for _step, kind, _text in every) + 2 * GAP
+    for step, kind, text in rows:
+        first, *rest = wrap(text, WIDTH - beside) or [""]
+        yield step, kind, first
+        for line in rest:
+            yield "", "", line
+
+
+def _is_decode(line: StoryLine) -> bool:
+    return line.kind in ("batch", "forward") and line.record.get("mode") == "decode"
+
+
+def _reasons(hits: Hits) -> list[Text]:
+    """What the reasons in the table mean, those that occur."""
+    if hits.by not in ("request", "reason"):
+        return []
+    found = sorted({row["reason"] for row in hits.rows if row["reason"]})
+    lines: list[Text] = [Text("")] if found else []
+    return lines + [Text(f"  {reason.ljust(20)}{meaning(reason)}") for reason in found]
+
+
+def meaning(reason: str) -> str:
+    """A reason in words; one that this version doesn't know is its own explanation."""
+    if reason.startswith(DECLINED):
+        why = reason.removeprefix(DECLINED).replace("_", " ")
+        return f"it was on the host and not loaded back: {why}"
+    return REASONS.get(reason, reason.replace("_", " "))
+
+
+def _cell(name: str, value: Any) -> Any:
+    if name in PERCENTS:
+        return percent(value)
+    if name in TIMES:
+        return _milliseconds(value)
+    return count(value) if isinstance(value, int) else value
+
+
+def _milliseconds(nanoseconds: int) -> str:
+    """Exactly, without trailing zeros."""
+    whole, rest = divmod(nanoseconds, 1_000_000)
+    return f"{whole}.{rest:06d}".rstrip("0").rstrip(".")

@@ -1,0 +1,73 @@
+"""How a run ended: outcome, what was done, who waits for what, where the logs are, what to do next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from cli.theme import BAD, GOOD, headline, next_step, paragraph
+from consensus_checker.words import ranks_text
+
+if TYPE_CHECKING:
+    from hicache.sim.world import Plan, Result
+
+SCHEMA = "hicache.run.v1"
+STYLES = {"completed": GOOD, "hung": BAD, "crashed": BAD}
+WAITS_MAX = 4
+
+
+def ending(plan: Plan, result: Result, out: Path, *, is_traced: bool = True) -> list[Text]:
+    """The final screen of `run` and `zoo run`; its first line stands alone under --quiet."""
+    topology = plan.config.topology
+    sizes = " ".join(f"{axis}={getattr(topology, axis)}" for axis in ("dp", "pp", "cp", "tp"))
+    ranks = f"{topology.world_size} rank{'s' if topology.world_size > 1 else ''}"
+    lines = headline(
+        result.outcome.upper(),
+        f"{result.completed_requests:,} requests finished in {result.steps:,} steps on {ranks} ({sizes})",
+        STYLES[result.outcome],
+    )
+    if result.error:
+        lines += paragraph("error", result.error)
+    for names, reason in _waits(result.parked)[:WAITS_MAX]:
+        lines += paragraph("waits", f"{names} in {reason}")
+    if plan.bug_names:
+        lines += paragraph("bug", ", ".join(plan.bug_names))
+    if plan.faults.fired:
+        lines += paragraph("fault", "; ".join(plan.faults.fired))
+    elif plan.fault_texts:
+        lines += paragraph("fault", f"{', '.join(plan.fault_texts)} did not strike")
+    if not is_traced:
+        return [*lines, *paragraph("logs", f"none; {out / 'run.json'} says how it ended")]
+    lines += paragraph("logs", f"{out}  (one a rank, and run.json)")
+    return [*lines, *next_step("check", out)]
+
+
+def run_document(plan: Plan, result: Result, out: Path) -> dict[str, Any]:
+    """The same facts for a program."""
+    return {
+        "schema": SCHEMA,
+        "out": str(out),
+        "run_id": result.run_id,
+        "outcome": result.outcome,
+        "error": result.error,
+        "requests_completed": result.completed_requests,
+        "steps": result.steps,
+        "world_size": plan.config.topology.world_size,
+        "parked": {str(rank): reason for rank, reason in sorted(result.parked.items())},
+        "workload": plan.workload_name,
+        "schedule": result.schedule,
+        "bugs": list(plan.bug_names),
+        "faults": list(plan.fault_texts),
+        "faults_fired": list(plan.faults.fired),
+    }
+
+
+def _waits(parked: dict[int, str]) -> list[tuple[str, str]]:
+    """Ranks that wait for the same thing, together; the largest group first."""
+    groups: dict[str, list[int]] = {}
+    for rank, reason in sorted(parked.items()):
+        groups.setdefault(reason, []).append(rank)
+    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))
+    return [(ranks_text(ranks), reason) for reason, ranks in ordered]

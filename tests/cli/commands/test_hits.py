@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Hicache
+from tests.support.logs import write_run
+from tracer.hits import hits
+from tracer.log import find_logs
+from tracer.record import Kind
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+# Readers go by names; what a kind declares does not matter to the hit analysis.
+SMALL = tuple(Kind(name, "note") for name in ("request", "match", "admit", "forward", "finish"))
+GROUPINGS = ["request", "tier", "conversation", "reason", "time"]
+
+
+@pytest.mark.parametrize("by", GROUPINGS)
+def test_json_is_the_document_of_the_hit_analysis(by: str, inside: Path, hicache: Hicache) -> None:
+    said = hicache("hits", "twin", "--by", by, "--json")
+    assert (said.code, said.err) == (0, "")
+    document = json.loads(said.out)
+    assert hits(find_logs("twin"), by=by).to_json() == document
+    assert ("hicache.hits.v1", by) == (document["schema"], document["by"])
+
+
+def test_json_accounts_for_every_token_once(inside: Path, hicache: Hicache) -> None:
+    rows = json.loads(hicache("hits", "twin", "--json").out)["rows"]
+    parts = ("device", "host", "storage", "computed")
+    assert [row["input_tokens"] for row in rows] == [sum(row[part] for part in parts) for row in rows]
+
+
+@pytest.mark.parametrize("by", GROUPINGS)
+def test_tables_fit_the_screen(by: str, inside: Path, hicache: Hicache) -> None:
+    said = hicache("hits", "hung", "--by", by)
+    assert said.code == 0
+    assert [line for line in said.out.splitlines() if len(line) > 80 or "\x1b" in line] == []
+
+
+def test_steps_choose_the_arrivals_that_count(inside: Path, hicache: Hicache) -> None:
+    requests = [
+        json.loads(hicache("hits", "twin", "--json", *words).out)["requests"]
+        for words in ([], ["--until", "0"], ["--since", "1"])
+    ]
+    assert requests[0] == requests[1] + requests[2]
+    assert requests[1] > 0
+
+
+def test_one_request_can_be_counted_alone(inside: Path, hicache: Hicache) -> None:
+    document = json.loads(hicache("hits", "twin", "--rid", "c0.t2", "--json").out)
+    assert (document["requests"], [row["rid"] for row in document["rows"]]) == (1, ["c0.t2"])
+
+
+def test_why_tells_the_story_of_one_request(inside: Path, hicache: Hicache) -> None:
+    said = hicache("hits", "twin", "--why", "c0.t2")
+    assert said.code == 0
+    lines = said.out.splitlines()
+    assert lines[0].startswith("c0.t2")
+    assert "received with" in said.out
+    assert "records of decode steps" in said.out
+    assert sum("(decode)" in line for line in lines) == 0
+    assert [line for line in lines if len(line) > 80] == []
+
+
+def test_why_as_json_has_the_row_and_every_moment(inside: Path, hicache: Hicache) -> None:
+    document = json.loads(hicache("hits", "twin", "--why", "c0.t2", "--json").out)
+    assert (document["schema"], document["request"]["rid"]) == ("hicache.why.v1", "c0.t2")
+    kinds = [moment["kind"] for moment in document["story"]]
+    assert kinds[0] == "request"
+    assert {"match", "admit", "forward", "finish"} <= set(kinds)
+
+
+@pytest.mark.parametrize("option", ["--why", "--rid"])
+def test_a_request_that_is_not_there_is_a_usage_error(option: str, inside: Path, hicache: Hicache) -> None:
+    said = hicache("hits", "twin", option, "r999")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("error: no request r999 among the 48 counted in twin\n  expected  c0.t1, ")
+
+
+def test_an_unknown_grouping_is_a_usage_error(inside: Path, hicache: Hicache) -> None:
+    said = hicache("hits", "twin", "--by", "prefix")
+    assert (said.code, said.out) == (2, "")
+    assert "'request', 'tier', 'conversation', 'reason', 'time'" in said.err
+
+
+# rid, prompt, device, host, computed tokens, digit of the digest of the first page missed
+REQUESTS = (("r0", 200, 0, 0, 200, "a"), ("r1", 264, 128, 64, 72, "c"), ("r2", 128, 64, 0, 64, ""))
+
+
+def small_run(folder: Path) -> Path:
+    """Three requests of literal numbers; the last one is never admitted."""
+    records: list[dict[str, object]] = []
+    for step, (rid, tokens, device, host, computed, missed) in enumerate(REQUESTS):
+        digest = missed * 16
+        records += [
+            {"step": step, "kind": "request", "rid": rid, "input_tokens": tokens, "conversation": "c0"},
+            {"step": step, "kind": "match", "rid": rid, "device_tokens": device, "host_tokens": host}
+            | {"miss_digest": digest},
+        ]
+        if rid != "r2":
+            records += [
+                {"step": step, "kind": "admit", "rid": rid, "verdict": "admitted", "device_tokens": device}
+                | {"host_tokens": host, "storage_tokens": 0, "extend_tokens": computed},
+                {
+                    "step": step,
+                    "kind": "forward",
+                    "mode": "extend",
+                    "rids": [rid],
+                    "computed_tokens": [computed],
+                },
+                {"step": step, "kind": "finish", "rid": rid, "output_tokens": 8, "reason": "stop"},
+            ]
+    return write_run(folder, {0: records}, kinds=SMALL)
+
+
+@pytest.mark.parametrize(
+    "words", [["--by", "request"], ["--by", "tier"], ["--why", "r1"]], ids=lambda words: words[1]
+)
+def test_the_screen_reads_as_agreed(
+    words: list[str], tmp_path: Path, hicache: Hicache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = hicache("hits", small_run(Path("last")), *words)
+    assert (said.code, said.err) == (0, "")
+    assert (GOLDEN / f"cli_hits_{words[1]}.txt").read_text() == said.out
