@@ -20,10 +20,8 @@ from consensus_checker.finding import Finding
 from consensus_checker.history import History, Lane, Record, Run, Source
 from consensus_checker.rules.agreement import ANOMALIES, Comparison, compare
 from consensus_checker.stall import find_stall
-from consensus_checker.verdict import Coverage, Verdict
+from consensus_checker.verdict import COVERAGE, Coverage, Verdict
 from consensus_checker.words import ranks_text
-
-COVERAGE = "coverage"
 
 
 def check(source: Run | Iterable[Source] | History, *, path: str = "PATH") -> Verdict:
@@ -168,5 +166,6 @@ def _next(finding: Finding, path: str) -> tuple[tuple[str, str], ...]:
     if step is None:
         return (hits,)
     where = f"step BETWEEN {max(0, step - 1)} AND {step + 1}"
-    query = f'hicache query {path} "FROM decisions WHERE {where} ORDER BY rank, seq"'
+    columns = "rank, seq, kind, node, tokens, fields"
+    query = f'hicache query {path} "SELECT {columns} FROM decisions WHERE {where} ORDER BY rank, seq"'
     return ((query, "the decisions of every rank around that step"), hits)

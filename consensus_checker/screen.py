@@ -13,7 +13,7 @@ from consensus_checker.context import Stand, look
 from consensus_checker.explain import INDENT, WIDTH, after, paragraph
 from consensus_checker.finding import Finding, FirstDivergence
 from consensus_checker.history import History, Record
-from consensus_checker.verdict import Verdict
+from consensus_checker.verdict import COVERAGE, Verdict
 from consensus_checker.words import call_text, ranks_text, value_text
 
 LINES_MAX = 24
@@ -48,7 +48,9 @@ def first_screen(verdict: Verdict, history: History) -> list[str]:
     if finding.ruled_out:
         ruled_out = ", ".join(f"{name} ({because})" for name, because in finding.ruled_out)
         lines += paragraph("not", ruled_out, lines_max=3)
-    lines += paragraph("unsure", _unsure(verdict), lines_max=3)
+    doubts = _unsure(verdict)
+    if doubts or first is not None:
+        lines += paragraph("unsure", doubts or "-", lines_max=3)
     lines += _next(verdict)
     return lines[:LINES_MAX]
 
@@ -66,14 +68,13 @@ def _headline(finding: Finding) -> list[str]:
 def _confidence(verdict: Verdict) -> list[str]:
     finding, coverage = verdict.finding, verdict.coverage
     like = ", like " + ", ".join(f"{name} ({CLASS_WORDS[name]})" for name in finding.resembles)
-    parts = [
-        f"confidence {finding.level}",
-        finding.rule + (like if finding.resembles else ""),
-        f"coverage {coverage.ranks_seen}/{coverage.ranks_expected}",
-    ]
-    lines = [" | ".join(parts)]
+    parts = [f"confidence {finding.level}"]
+    if finding.rule != COVERAGE:
+        parts.append(finding.rule + (like if finding.resembles else ""))
+    seen = f"coverage {coverage.ranks_seen}/{coverage.ranks_expected}"
+    lines = [" | ".join([*parts, seen])]
     if len(lines[0]) > WIDTH - INDENT:
-        lines = [" | ".join(parts[:2]), parts[2]]
+        lines = [" | ".join(parts), seen]
     if finding.basis:
         lines += wrap("(" + "; ".join(finding.basis) + ")", WIDTH - INDENT)[:2]
     return [" " * INDENT + line for line in lines]
@@ -188,8 +189,9 @@ def _unsure(verdict: Verdict) -> str:
     if coverage.other_runs:
         doubts.append(f"{len(coverage.other_runs)} files of another run were left out")
     if verdict.findings:
-        doubts.append(f"{len(verdict.findings)} more findings, later or elsewhere")
-    return "; ".join(doubts) or "-"
+        plural = "s" if len(verdict.findings) > 1 else ""
+        doubts.append(f"{len(verdict.findings)} more finding{plural}, later or elsewhere (--json)")
+    return "; ".join(doubts)
 
 
 def _next(verdict: Verdict) -> list[str]:

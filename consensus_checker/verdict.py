@@ -9,6 +9,8 @@ from typing import Any
 from consensus_checker.finding import Finding
 
 SCHEMA = "hicache.verdict.v1"
+# Rule of a verdict in which no rule fired: it speaks of how much was compared.
+COVERAGE = "coverage"
 
 # The exit code of a command is the verdict.
 EXIT_CODES = {

@@ -18,5 +18,9 @@ class WorkloadError(HiCacheError):
     """A workload file that can't be read or does not fit the run."""
 
 
+class PoolError(HiCacheError):
+    """Memory that the group has agreed on is not there on this rank."""
+
+
 class AckError(HiCacheError):
     """A rank was told to apply more acks than it has transfers in flight."""

@@ -6,6 +6,8 @@ the log's header and nothing else, so a decision that is not declared here canno
 
 Units: `tokens` and `pages` are counts; `node`, `op` and `round` are ids that every rank counts
 alike; digests are keyed, 16 hex characters a page, never a hash that could be looked up.
+
+By convention the compared fields end with the number that says most, which is what a screen shows.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ MATCH = Kind(
     "match",
     "decision",
     agree=REPLICA,
-    compared=("rid", "node", "device_tokens", "host_tokens"),
+    compared=("rid", "node", "host_tokens", "device_tokens"),
     local=("device_pages_free", "host_pages_free", "writes_in_flight"),
     # First page of the prompt that no tier could give, or "" when every usable page was found.
     info=("miss_digest", "usable_tokens"),
@@ -42,7 +44,7 @@ LOAD_BACK = Kind(
     "load_back",
     "decision",
     agree=REPLICA,
-    compared=("rid", "node", "pages", "tokens", "declined"),
+    compared=("rid", "node", "declined", "pages", "tokens"),
     local=("device_pages_free", "host_pages_free", "loads_in_flight"),
     needs={"device_pages_free": "pages"},
 )
@@ -51,7 +53,15 @@ ADMIT = Kind(
     "admit",
     "decision",
     agree=REPLICA,
-    compared=("rid", "verdict", "device_tokens", "host_tokens", "storage_tokens", "extend_tokens", "pages"),
+    compared=(
+        "rid",
+        "verdict",
+        "pages",
+        "device_tokens",
+        "host_tokens",
+        "storage_tokens",
+        "extend_tokens",
+    ),
     local=("device_pages_free", "device_pages_evictable", "host_pages_free", "running_count"),
     needs={"device_pages_free": "pages"},
 )
@@ -94,7 +104,7 @@ INSERT = Kind(
     "insert",
     "decision",
     agree=REPLICA,
-    compared=("rid", "node", "tokens", "new_tokens", "duplicate_pages"),
+    compared=("rid", "node", "duplicate_pages", "tokens", "new_tokens"),
     local=("device_pages_free", "host_pages_free", "writes_in_flight"),
     info=("new_digests",),
 )

@@ -285,7 +285,9 @@ class Agentic:
             self._ready.append(_Conversation(f"c{number}", chance, shared, spec.rounds))
         self._total = len(self._ready) * spec.rounds
         if self.limit is not None:
-            self._total = min(self._total, self.limit)
+            # Replicas take turns, so each gets its share of the first `limit` requests.
+            share = -(-(self.limit - self.replica) // self.replicas)
+            self._total = min(self._total, max(0, share))
 
     def next(self) -> Request | None:
         if not self._ready or self.is_exhausted:

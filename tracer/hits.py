@@ -551,7 +551,8 @@ def _shared(record: Mapping[str, Any], rid: str) -> str:
     if record["kind"] == "forward" and "computed_tokens" in record:
         tokens = record["computed_tokens"][record["rids"].index(rid)]
         return f"forward ({record['mode']}): {tokens} tokens computed"
-    return f"in a {record.get('mode', '')} {record['kind']} of {len(record['rids'])} requests"
+    count = len(record["rids"])
+    return f"{record['kind']} ({record.get('mode', '')}) of {count} request{'s' if count != 1 else ''}"
 
 
 def _told_load_back(record: Mapping[str, Any]) -> str:

@@ -226,9 +226,7 @@ def requests(
     spec = AgenticSpec.parse(text if has_own_seed else f"{text},seed={config.seed}")
 
     def conversations(replica: int) -> Workload:
-        # Replicas take turns, so each gets its share of the first `limit` requests.
-        share = None if limit is None else limit // replicas + (replica < limit % replicas)
-        return Agentic(spec, replica, replicas, share)
+        return Agentic(spec, replica, replicas, limit)
 
     return f"agentic {spec}" + (f" limit={limit}" if limit else ""), conversations
 

@@ -130,7 +130,7 @@ class Admission:
             locks.unlock(cache.tree, match.node)
         extend_tokens = input_tokens - device_tokens - host_tokens if verdict == "admitted" else 0
         self._probes.admit(
-            request.rid, verdict, device_tokens, host_tokens, 0, extend_tokens, pages_needed, *facts
+            request.rid, verdict, pages_needed, device_tokens, host_tokens, 0, extend_tokens, *facts
         )
         return verdict
 
@@ -147,9 +147,9 @@ class Admission:
             self._probes.load_back(
                 active.rid,
                 match.node.id,
+                declined,
                 match.host_pages,
                 host_pages * self._page_tokens,
-                declined,
                 *facts,
             )
             if not host_pages:
@@ -201,8 +201,8 @@ class Admission:
         self._probes.match(
             active.rid,
             match.node.id,
-            match.device_pages * self._page_tokens,
             match.host_pages * self._page_tokens,
+            match.device_pages * self._page_tokens,
             cache.device_pages_free,
             cache.host_pages_free,
             len(cache.writes),

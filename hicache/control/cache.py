@@ -17,7 +17,7 @@ from hicache.control.agreement import Reservations
 from hicache.control.pools import Room
 from hicache.control.tree import Insert, Match, Node, Tree
 from hicache.core import TOKEN_BYTES, Queue, Slot, Transfer
-from hicache.errors import AckError, HiCacheError
+from hicache.errors import AckError, PoolError
 from hicache.loop import PAUSE
 from hicache.ports import Engine, Memory
 from hicache.probes import Probes
@@ -148,7 +148,7 @@ class Cache:
         """Device slots, evicting unlocked leaves if need be. The caller has asked `can_hold`.
 
         Raises:
-            HiCacheError: the agreed room was there, this rank's own memory was not.
+            PoolError: the agreed room was there, this rank's own memory was not.
         """
         room = self.tiers.device_room
         if shortage := room.shortage(page_count):
@@ -156,7 +156,7 @@ class Cache:
         room.take(page_count)
         slots = self.tiers.device.alloc(page_count)
         if slots is None:
-            raise HiCacheError(
+            raise PoolError(
                 f"device memory: {page_count} pages were agreed on, this rank has {self.device_pages_free} "
                 "free: its pool is smaller than its peers'"
             )
@@ -263,7 +263,7 @@ class Cache:
         Stage 0 never hears of it, so this stage waits for its memory as it waits for its copies.
 
         Raises:
-            HiCacheError: memory does not come back; this stage's pool is smaller than stage 0's.
+            PoolError: memory does not come back; this stage's pool is smaller than stage 0's.
         """
         host = self.tiers.host
         assert host is not None
@@ -274,7 +274,7 @@ class Cache:
                 break
             await PAUSE
         if slots is None:
-            raise HiCacheError(
+            raise PoolError(
                 f"host memory: backup of node {queued.anchor.id} was agreed on and needs {queued.page_count} "
                 f"pages, this rank has {host.pages_free} free after {LATE_TRIES_MAX} tries: "
                 "its pool is smaller than stage 0's"

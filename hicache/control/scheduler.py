@@ -21,6 +21,7 @@ from hicache.control.event_round import EventRound
 from hicache.core import DIGEST_BYTES, TOKEN_BYTES, Request
 from hicache.ledger import FORWARD as WRITTEN_BY_FORWARD
 from hicache.ledger import Ledger, split_digests
+from hicache.loop import PAUSE
 from hicache.ports import Source, Transport
 from hicache.probes import Probes
 
@@ -73,6 +74,8 @@ class Scheduler:
     async def run(self) -> None:
         while await self._iterate():
             self.step += 1
+            # A rank that meets nobody would otherwise run to its end before another starts.
+            await PAUSE
         self._audit()
 
     async def _iterate(self) -> bool:
@@ -211,9 +214,9 @@ class Scheduler:
         self._probes.insert(
             active.rid,
             done.node.id,
+            done.duplicate_pages,
             page_count * self._page_tokens,
             done.new_pages * self._page_tokens,
-            done.duplicate_pages,
             *facts,
             done.new_digests.hex(),
         )

@@ -82,7 +82,7 @@ def load_plugin(path: Path) -> Wire:
         raise ConfigError(f"--plugin {path}: no such file; expected Python with a function wire(parts)")
     try:
         wire = runpy.run_path(str(path)).get("wire")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"--plugin {path}: {type(error).__name__}: {error}") from error
     if not callable(wire):
         raise ConfigError(f"--plugin {path}: no function wire(parts) in it")

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from hicache.config import Config
 from hicache.control.pools import SlotMemory
-from hicache.errors import HiCacheError, WorkloadError
+from hicache.errors import AckError, PoolError
 from hicache.ledger import Ledger
 from hicache.loop import Loop
 from hicache.probes import KINDS, Probes
@@ -35,7 +35,7 @@ from tracer.tracer import Tracer
 TOOL_VERSION = "0.1.0"
 LANE = "scheduler"
 # Resumptions of a lane between two calls of `progress`.
-PROGRESS_INTERVAL = 4096
+PROGRESS_INTERVAL = 256
 
 Progress = Callable[[int, float], None]
 
@@ -126,7 +126,14 @@ def simulate(
     if out is not None and trace == "full":
         for rank in range(topology.world_size):
             write_meta(out, rank, warn=warnings)
-    _run(loop, doors, progress)
+    try:
+        _run(loop, doors, progress)
+    except BaseException:
+        # Interrupted: a lane without a trailer is what a cut log is.
+        for traced in ranks:
+            traced.sink.close()
+        loop.close()
+        raise
 
     failed = next(((rank, task.error) for rank, task in enumerate(loop.tasks) if task.error), None)
     outcome: Outcome = "crashed" if failed else "hung" if loop.parked else "completed"
@@ -138,14 +145,7 @@ def simulate(
     loop.close()
     for traced in ranks:
         traced.tracer.close(outcome)
-    error = ""
-    if failed is not None:
-        rank, raised = failed
-        if isinstance(raised, WorkloadError):
-            raise raised
-        if not isinstance(raised, HiCacheError | AssertionError):
-            raise raised
-        error = f"rank {rank}: {raised}"
+    error = f"rank {failed[0]}: {failed[1]}" if failed is not None else ""
     result = Result(
         outcome,
         error,
@@ -158,6 +158,9 @@ def simulate(
     )
     if out is not None:
         _write_summary(out, plan, result, warnings)
+    # A crash of the runtime is an outcome; a workload that can't be read, or a fault of ours, is an error.
+    if failed is not None and not isinstance(failed[1], AckError | AssertionError | PoolError):
+        raise failed[1]
     return result
 
 

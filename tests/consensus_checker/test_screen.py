@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from consensus_checker.check import check
 from consensus_checker.explain import proof
 from consensus_checker.screen import LINES_MAX, first_screen
+from tests.support.golden import assert_golden
 from tests.support.history import history
-
-GOLDEN = Path(__file__).parent.parent / "golden"
 
 BACKUP_REFUSED = """
     0  match:r1=64  backup:17=64{host_pages_free=5}  match:r2=0  |  round?  events!  #hung
@@ -46,4 +43,4 @@ def test_the_screen_and_the_proof_read_as_agreed(name: str) -> None:
     assert len(screen) <= LINES_MAX
     lines = [*screen, "", "-" * 80, "", *proof(verdict.finding, told)]
     assert [line for line in lines if len(line) > 80 or line != line.rstrip()] == []
-    assert "\n".join(lines) + "\n" == (GOLDEN / f"checker_{name}.txt").read_text()
+    assert_golden(f"checker_{name}.txt", "\n".join(lines) + "\n")

@@ -7,9 +7,9 @@ import pytest
 
 from cli.commands.check import worst
 from tests.cli.conftest import Hicache
+from tests.support.golden import assert_golden
 from tests.support.logs import write_run
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 FINE = {"kind": "write_backup", "node": 17, "pages": 1, "tokens": 64, "host_pages_free": 5}
 FULL = {**FINE, "tokens": 0, "host_pages_free": 0}
 
@@ -40,7 +40,7 @@ def test_the_screen_reads_as_agreed(
     said = hicache("check", refused(Path("last")), *words)
     assert (said.code, said.err) == (10, "")
     name = f"cli_check{'_' + words[0].strip('-') if words else ''}.txt"
-    assert (GOLDEN / name).read_text() == said.out
+    assert_golden(name, said.out)
 
 
 def test_json_is_one_document_and_equal_for_equal_logs(inside: Path, hicache: Hicache) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Hicache
+from tests.support.golden import assert_golden
 from tests.support.logs import write_run
 from tracer.hits import hits
 from tracer.log import find_logs
 from tracer.record import Kind
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 # Readers go by names; what a kind declares does not matter to the hit analysis.
 SMALL = tuple(Kind(name, "note") for name in ("request", "match", "admit", "forward", "finish"))
 GROUPINGS = ["request", "tier", "conversation", "reason", "time"]
@@ -124,4 +124,4 @@ def test_the_screen_reads_as_agreed(
     monkeypatch.chdir(tmp_path)
     said = hicache("hits", small_run(Path("last")), *words)
     assert (said.code, said.err) == (0, "")
-    assert (GOLDEN / f"cli_hits_{words[1]}.txt").read_text() == said.out
+    assert_golden(f"cli_hits_{words[1]}.txt", said.out)
