@@ -40,4 +40,4 @@ def main(path: Path) -> None:
         pages = naive_hits(LeafPageCache(device_pages), path)
         rates = [100 * PAGE_TOKENS * sum(found) / tokens for found in (ours, nodes, pages)]
         differing = sum(one != two for one, two in zip(ours, nodes, strict=True))
-        print(f"  {device_pages:>12,}   {rates[0]:7.2f}   {rates[1]:12.2f}   {rates[2]:12.2f}   {differing}")
+        print(f"  {device_pages:>12,}   {rates[0]:7.3f}   {rates[1]:12.3f}   {rates[2]:12.3f}   {differing}")
