@@ -9,7 +9,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet install --constraint const
 export OMP_NUM_THREADS = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fast bench lint types format clean
+.PHONY: help demo test fast soak bench lint types format clean
 
 help:  ## What can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 10
@@ -33,6 +33,9 @@ test: $(DEV)  ## The whole test suite, under 8 minutes on two cores
 
 fast: $(DEV)  ## The tests that need no long run, under 30 seconds
 	$(BIN)/python -m pytest -m "not slow"
+
+soak: $(DEV)  ## The suite's claims over many more seeds; the result is kept in docs/soak.md
+	$(BIN)/python -m tests.soak > docs/soak.md.new && mv docs/soak.md.new docs/soak.md
 
 bench: $(DEV)  ## Speed of the tree and of a production trace; see benchmarks/README.md
 	$(BIN)/python -m benchmarks

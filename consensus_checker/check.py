@@ -17,11 +17,12 @@ from collections.abc import Iterable, Sequence
 from consensus_checker import ending
 from consensus_checker.divergence import Divergence, divergence, in_causal_order
 from consensus_checker.finding import Finding
-from consensus_checker.history import History, Lane, Record, Run, Source
+from consensus_checker.history import History, Lane, Run, Source
 from consensus_checker.rules.agreement import ANOMALIES, Comparison, compare
 from consensus_checker.stall import find_stall
 from consensus_checker.verdict import COVERAGE, Coverage, Verdict
 from consensus_checker.words import ranks_text
+from tracer.record import Record
 
 
 def check(source: Run | Iterable[Source] | History, *, path: str = "PATH") -> Verdict:

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from consensus_checker.history import History, Lane, Record, Scope, is_lockstep
+from consensus_checker.history import History, Lane, Scope, is_lockstep
 from consensus_checker.rules.agreement import Key
+from tracer.record import Record
 
 # Lockstep records kept before and after the place.
 BEFORE = 2

@@ -16,12 +16,13 @@ from consensus_checker.finding import (
     FirstDivergence,
     Level,
 )
-from consensus_checker.history import History, Record, Scope
+from consensus_checker.history import History, Scope
 from consensus_checker.resembles import resembles
 from consensus_checker.rules.agreement import Comparison, Key, Vote, vote
 from consensus_checker.rules.alignment import classify
 from consensus_checker.trigger import Suspect, suspects
 from consensus_checker.words import call_text, ranks_text, value_text
+from tracer.record import Record
 
 RULE = "agreement"
 

@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from consensus_checker.divergence import Divergence
 from consensus_checker.finding import Evidence, Finding, Victim
-from consensus_checker.history import History, Lane, Record, is_lockstep
+from consensus_checker.history import History, Lane, is_lockstep
 from consensus_checker.stall import Stall, Wait, stands_text
 from consensus_checker.words import ranks_text
+from tracer.record import Record
 
 STALL = "stall_not_joined"
 UNFINISHED = "stall_all_joined"

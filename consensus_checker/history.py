@@ -20,9 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from tracer.record import Kind
-
-Record = Mapping[str, Any]
+from tracer.record import Kind, Record
 
 
 class Source(Protocol):

@@ -12,9 +12,10 @@ from textwrap import wrap
 from consensus_checker.context import Stand, look
 from consensus_checker.explain import INDENT, WIDTH, after, paragraph
 from consensus_checker.finding import Finding, FirstDivergence
-from consensus_checker.history import History, Record
+from consensus_checker.history import History
 from consensus_checker.verdict import COVERAGE, Verdict
 from consensus_checker.words import call_text, ranks_text, value_text
+from tracer.record import Record
 
 LINES_MAX = 24
 # Columns of ranks that fit side by side.

@@ -18,8 +18,9 @@ from typing import Any
 
 from consensus_checker.context import follow_calls
 from consensus_checker.graph import roots
-from consensus_checker.history import History, Lane, Record
+from consensus_checker.history import History, Lane
 from consensus_checker.words import place_text
+from tracer.record import Record
 
 PAIRWISE = ("send", "recv", "receive", "isend", "irecv")
 

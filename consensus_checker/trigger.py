@@ -30,8 +30,9 @@ from typing import Any
 
 from consensus_checker.context import Stand, agreed_rows
 from consensus_checker.finding import Trigger
-from consensus_checker.history import History, Record, Scope
+from consensus_checker.history import History, Scope
 from consensus_checker.words import ranks_text, value_text
+from tracer.record import Record
 
 
 @dataclass(frozen=True, slots=True)

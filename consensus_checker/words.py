@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from consensus_checker.history import Record
+from tracer.record import Record
 
 # Values longer than this say nothing more in a sentence.
 VALUE_CHARS_MAX = 24

@@ -23,6 +23,9 @@ TRAILER = "trailer"
 # Present in every line, in this order, before the kind's own fields.
 COMMON = ("seq", "step", "time_ns", "kind")
 
+# A line as a reader has it: the common fields, and its kind's own.
+Record = Mapping[str, Any]
+
 Role = Literal["decision", "event", "meeting", "transfer", "note"]
 Outcome = Literal["completed", "hung", "crashed"]
 

@@ -49,7 +49,6 @@ FIELD_TYPES = {
     "extend_tokens": "BIGINT",
     "group": "VARCHAR",
     "group_seq": "BIGINT",
-    "host_leaf_count": "BIGINT",
     "host_pages_free": "BIGINT",
     "host_tokens": "BIGINT",
     "input_tokens": "BIGINT",

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from consensus_checker.history import History, Lane, Record, Scope
+from consensus_checker.history import History, Lane, Scope
+from tracer.record import Record
 
 Key = tuple[Any, ...]
 

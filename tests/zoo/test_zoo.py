@@ -24,6 +24,9 @@ from tests.support.runs import records
 from tracer.log import find_logs
 
 SEEDS = range(1, 21)
+# `make fast` takes the first few.
+FEW = 3
+SOME_SLOW = [pytest.param(seed, marks=[pytest.mark.slow] if seed > FEW else []) for seed in SEEDS]
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def disturbed_rank(scenario: Scenario, seed: int) -> int:
     return int(found[1])
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SOME_SLOW)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_bug_is_found_with_its_rank_its_call_and_its_fact(name: str, seed: int, tmp_path: Path) -> None:
     scenario = SCENARIOS[name]
@@ -97,13 +100,14 @@ def test_the_bug_is_found_with_its_rank_its_call_and_its_fact(name: str, seed: i
     assert own == [expected.seq]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_at_least_half_of_the_seeds_make_ranks_differ(name: str) -> None:
     forked = [seed for seed in SEEDS if truth(play(name, seed, twin=False), play(name, seed, twin=True))]
     assert len(forked) >= len(SEEDS) / 2
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SOME_SLOW)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_healthy_twin_is_consistent_and_nearly_everything_was_compared(
     name: str, seed: int, tmp_path: Path

@@ -1,0 +1,147 @@
+"""Long sweeps: the suite's claims over many more seeds. `make soak` keeps the result in docs/soak.md.
+
+Exits 1 when a claim did not hold; every failure is printed with the seed that repeats it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from consensus_checker.check import check
+from hicache.config import Config
+from hicache.sim.world import Plan, simulate
+from hicache.workload import AgenticSpec
+from hicache.zoo import SCENARIOS
+from tests.hicache.sim.test_world import TOPOLOGIES, disturbed
+from tests.support.runs import agentic_plan, of_kind, records
+from tests.zoo.test_zoo import disturbed_rank, truth, write_logs
+from tracer.log import find_logs
+
+
+@dataclass
+class Tally:
+    """What came out of one sweep."""
+
+    name: str
+    runs: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def row(self) -> str:
+        outcomes = ", ".join(f"{count} {name}" for name, count in sorted(self.outcomes.items()))
+        return f"| {self.name} | {self.runs} | {outcomes} | {len(self.failures)} |"
+
+
+def sweep_scenario(name: str, seeds: int) -> Tally:
+    """Bug and twin; the truth is the first record in which a rank's log differs from its twin's."""
+    tally = Tally(f"scenario `{name}`, bug and twin")
+    scenario = SCENARIOS[name]
+    for seed in range(1, seeds + 1):
+        bug = simulate(scenario.plan(seed), trace="memory")
+        twin = simulate(scenario.plan(seed, twin=True), trace="memory")
+        expected = truth(bug, twin)
+        with tempfile.TemporaryDirectory() as folder:
+            verdict = check(find_logs(write_logs(bug, Path(folder) / "bug")))
+            silence = check(find_logs(write_logs(twin, Path(folder) / "twin")))
+        tally.runs += 2
+        first, trigger = verdict.finding.first_divergence, verdict.finding.trigger
+        found = (verdict.finding.culprit, first and (first.call, first.step), trigger and trigger.fact)
+        if expected is None:
+            is_right = verdict.kind == "consistent"
+            tally.outcomes["bug without effect"] += 1
+        else:
+            wanted = ((expected.rank,), (expected.call, expected.step), scenario.fact)
+            is_right = found == wanted and expected.rank == disturbed_rank(scenario, seed)
+            tally.outcomes["rank, call and fact right" if is_right else "wrong"] += 1
+        if not is_right:
+            tally.failures.append(f"{name} seed {seed}: {verdict.kind} {found}, expected {expected}")
+        tally.outcomes[f"twin {silence.kind}"] += 1
+        if silence.kind != "consistent":
+            tally.failures.append(f"{name} seed {seed}, twin: {silence.finding.summary}")
+    return tally
+
+
+def world(name: str, seed: int) -> Plan:
+    """A small world of chance: topology, sizes, timing, faults."""
+    topology = TOPOLOGIES[name]
+    chance = random.Random(f"soak/{name}/{seed}")
+    config = Config(
+        topology=topology,
+        page_size_tokens=chance.choice([16, 64, 64, 128]),
+        device_pages=chance.randint(240, 400) if chance.random() < 0.8 else 0,
+        host_pages=chance.choice([0, 40, 150, 600]),
+        hierarchical_cache=chance.random() < 0.9,
+        concurrency=chance.randint(1, 9),
+        transfer_polls_max=chance.choice([0, 1, 2, 7, 30]),
+        decode_steps=chance.choice(["one", "all"]),
+        cache_output=chance.random() < 0.8,
+        seed=seed,
+    )
+    rounds = chance.randint(1, 8)
+    spec = AgenticSpec(
+        conversations=chance.randint(1, 8),
+        rounds=rounds,
+        max_context=rounds * chance.randint(60, 450),
+        output=chance.randint(1, 40),
+        shared_prefix=chance.randint(0, 60),
+        seed=seed,
+    )
+    return agentic_plan(config, spec, seed=seed, faults=disturbed(topology, chance))
+
+
+def sweep_worlds(name: str, seeds: int) -> Tally:
+    """Correct runtimes under faults: completed, consistent, right pages, books balanced."""
+    tally = Tally(f"healthy worlds under faults, {name}")
+    for seed in range(1, seeds + 1):
+        plan = world(name, seed)
+        result = simulate(plan, trace="memory")
+        tally.runs += 1
+        with tempfile.TemporaryDirectory() as folder:
+            verdict = check(find_logs(write_logs(result, Path(folder))))
+        is_alone = plan.config.topology.world_size == plan.config.topology.dp
+        wanted = "nothing_compared" if is_alone else "consistent"
+        rows = [row for lines in result.lines.values() for row in records(lines)]
+        wrong = len(of_kind(rows, "wrong_page"))
+        kept = sum(row["protected"] for row in of_kind(rows, "pool_audit"))
+        tally.outcomes[f"{result.outcome}, {verdict.kind}"] += 1
+        if (result.outcome, verdict.kind, wrong, kept) != ("completed", wanted, 0, 0):
+            tally.failures.append(
+                f"{name} seed {seed}: {result.outcome} {result.error} {verdict.finding.summary}, "
+                f"{wrong} wrong pages, {kept} pages still protected"
+            )
+    return tally
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=200)
+    seeds = parser.parse_args().seeds
+    sweeps = [(sweep_scenario, name) for name in SCENARIOS] + [(sweep_worlds, name) for name in TOPOLOGIES]
+    tallies = []
+    for sweep, name in sweeps:
+        start = time.monotonic()
+        tally = sweep(name, seeds)
+        tally.seconds = time.monotonic() - start
+        tallies.append(tally)
+        print(f"{tally.name}: {tally.runs} runs in {tally.seconds:.0f} s", file=sys.stderr)
+    failures = [failure for tally in tallies for failure in tally.failures]
+    print("# Soak\n")
+    print(f"`make soak`, {seeds} seeds a line. A failure is a claim of the suite that did not hold.\n")
+    print("| sweep | runs | outcomes | failures |\n|---|---:|---|---:|")
+    for tally in tallies:
+        print(tally.row())
+    for failure in failures:
+        print(f"\n- {failure}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
