@@ -121,3 +121,20 @@ def test_the_packages_are_those_that_are_installed() -> None:
     declared = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     for package in {name_of(path.parent / "__init__.py") for path in modules()}:
         assert f'"{package}"' in declared, f"{package} is not among the packages of pyproject.toml"
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    """Inside a layer as well; imports inside functions count."""
+    edges = {name_of(path): {module for module, _ in imports(path)} for path in modules()}
+    done: set[str] = set()
+
+    def visit(module: str, above: tuple[str, ...]) -> None:
+        assert module not in above, " -> ".join((*above[above.index(module) :], module))
+        if module in done:
+            return
+        for other in sorted(edges[module] & set(edges)):
+            visit(other, (*above, module))
+        done.add(module)
+
+    for module in sorted(edges):
+        visit(module, ())

@@ -1,6 +1,6 @@
 """Which tier served each prompt token, and why the first computed page was not a hit.
 
-Owns the `hicache.hits.v1` numbers and the story of one request. It adds up what the records say and
+Owns the `hicache.hits.v1` numbers. It adds up what the records say and
 never repairs them: where device + host + storage + computed is not the prompt, that is reported.
 
 Counts are those of each replica's first rank (every axis but dp at 0), one replica for each dp.
@@ -123,17 +123,6 @@ class Hits:
         return document
 
 
-@dataclass(frozen=True, slots=True)
-class StoryLine:
-    """One moment in a request's life: the record it comes from and the same as a sentence."""
-
-    step: int
-    time_ns: int
-    kind: str
-    text: str
-    record: Mapping[str, Any]
-
-
 def hits(run: Run, *, by: str = "request", since: int | None = None, until: int | None = None) -> Hits:
     """Account for every prompt token of a run.
 
@@ -149,9 +138,9 @@ def hits(run: Run, *, by: str = "request", since: int | None = None, until: int 
     if by not in GROUPINGS:
         is_later = "; grouping by prefix is not there yet" if by == "prefix" else ""
         raise HitsError(f"can't group hits by {by!r}{is_later}", expected=", ".join(GROUPINGS))
-    leaders, notes = _leaders(run)
+    replicas, notes = leaders(run)
     requests: list[RequestHits] = []
-    for dp, lanes in leaders:
+    for dp, lanes in replicas:
         account = _Account(dp, _page_size_tokens(lanes))
         for lane in lanes:
             account.read(lane)
@@ -172,20 +161,6 @@ def hits(run: Run, *, by: str = "request", since: int | None = None, until: int 
     )
     grouping: By = by  # type: ignore[assignment]  # it is one of GROUPINGS
     return Hits(grouping, chosen, tuple(ROWS[by](chosen)), unaccounted, tuple(notes))
-
-
-def why(run: Run, rid: str) -> list[StoryLine]:
-    """What happened to one request, in order: its own records, its nodes' transfers, its first missed page.
-
-    Raises:
-        HitsError: no replica's first rank has seen a request of that id.
-    """
-    leaders, _notes = _leaders(run)
-    for _dp, lanes in leaders:
-        missed, has_seen = _first_miss(lanes, rid)
-        if has_seen:
-            return list(_story(lanes, rid, missed))
-    raise HitsError(f"no request {rid} in {run.path}", hint=f"hicache hits {run.path}")
 
 
 @dataclass(slots=True)
@@ -360,7 +335,7 @@ def split_digests(digests: str | None) -> list[str]:
     return [digests[start : start + DIGEST_CHARS] for start in range(0, len(digests), DIGEST_CHARS)]
 
 
-def _leaders(run: Run) -> tuple[list[tuple[int, tuple[LaneLog, ...]]], list[str]]:
+def leaders(run: Run) -> tuple[list[tuple[int, tuple[LaneLog, ...]]], list[str]]:
     """The lanes of each replica's first rank by dp, and a note for each replica without them."""
     if len(run.run_ids) > 1:
         raise HitsError(
@@ -491,114 +466,3 @@ def _sums(requests: Sequence[RequestHits]) -> dict[str, Any]:
         "computed": sum(request.computed for request in requests),
         "hit_rate": _rate(sum(request.cached for request in requests), input_tokens),
     }
-
-
-def _first_miss(lanes: Sequence[LaneLog], rid: str) -> tuple[str, bool]:
-    """The page that decided the request's reason ("" when there is none), and whether it was seen."""
-    missed, has_seen, is_admitted = "", False, False
-    for lane in lanes:
-        for record in lane.records():
-            if record.get("rid") != rid:
-                continue
-            has_seen = True
-            if record["kind"] == "match" and not is_admitted:
-                missed = record.get("miss_digest") or ""
-            is_admitted = is_admitted or (record["kind"] == "admit" and record.get("verdict") == "admitted")
-    return missed, has_seen
-
-
-def _story(lanes: Sequence[LaneLog], rid: str, missed: str) -> Iterator[StoryLine]:
-    # Nodes are the request's own from the record that names them on; transfers name nodes, not requests.
-    nodes: set[int] = set()
-    for lane in lanes:
-        for record in lane.records():
-            try:
-                text = _sentence(record, rid, missed, nodes)
-            except (LookupError, TypeError, ValueError):
-                text = "a record that lacks some of its fields"
-            if text:
-                yield StoryLine(record["step"], record["time_ns"], record["kind"], text, record)
-            if record.get("rid") == rid and record.get("verdict") == "admitted":
-                # What becomes of the page from here on no longer concerns this request.
-                missed = ""
-
-
-def _sentence(record: Mapping[str, Any], rid: str, missed: str, nodes: set[int]) -> str:
-    """The record's part in the story, or nothing; adds the nodes that it makes the request's own."""
-    kind = record["kind"]
-    if record.get("rid") == rid:
-        node = record.get("node")
-        if kind in ("insert", "load_back") and type(node) is int:
-            nodes.add(node)
-        template = OWN.get(kind)
-        if template is None:
-            return f"{kind} of the request"
-        return template(record)
-    if rid in record.get("rids", ()):
-        return _shared(record, rid)
-    if missed:
-        for name, sentence in PAGE_MOVES.get(kind, ()):
-            if missed in split_digests(record.get(name)):
-                return sentence.format(rid=record.get("rid", ""))
-    node = record.get("node")
-    involved = nodes & ({node} if type(node) is int else set()) or nodes & set(record.get("nodes") or ())
-    if involved and kind in NODE_MOVES:
-        return NODE_MOVES[kind](record) + f" (node {', '.join(map(str, sorted(involved)))})"
-    return ""
-
-
-def _shared(record: Mapping[str, Any], rid: str) -> str:
-    if record["kind"] == "forward" and "computed_tokens" in record:
-        tokens = record["computed_tokens"][record["rids"].index(rid)]
-        return f"forward ({record['mode']}): {tokens} tokens computed"
-    count = len(record["rids"])
-    return f"{record['kind']} ({record.get('mode', '')}) of {count} request{'s' if count != 1 else ''}"
-
-
-def _told_load_back(record: Mapping[str, Any]) -> str:
-    if record.get("declined"):
-        return f"load back of {record['tokens']} tokens declined: {record['declined']}"
-    return f"load back of {record['tokens']} tokens from host (node {record['node']})"
-
-
-def _told_match(record: Mapping[str, Any]) -> str:
-    if record.get("miss_digest"):
-        end = f"first page missed: {record['miss_digest']}"
-    else:
-        end = "every usable page was found"
-    return f"matched {record['device_tokens']} tokens on device, {record['host_tokens']} on host; {end}"
-
-
-OWN: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "request": lambda r: f"received with {r['input_tokens']} prompt tokens",
-    "match": _told_match,
-    "load_back": _told_load_back,
-    "admit": lambda r: (
-        f"{r['verdict']}: {r['device_tokens']} tokens from device, {r['host_tokens']} from host, "
-        f"{r['storage_tokens']} from storage, {r['extend_tokens']} to compute"
-    ),
-    "insert": lambda r: (
-        f"{r['new_tokens']} of {r['tokens']} tokens entered the tree (node {r['node']}), "
-        f"{r['duplicate_pages']} pages were there already"
-    ),
-    "finish": lambda r: f"finished ({r['reason']}) after {r['output_tokens']} tokens",
-}
-
-# Record kind -> fields that may hold the missed page, each with what that means.
-PAGE_MOVES: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "insert": (("new_digests", "the page it will miss enters the tree with {rid}"),),
-    "evict": (
-        ("demoted_digests", "the page it will miss leaves the device, its host copy stays"),
-        ("dropped_digests", "the page it will miss is dropped from the device without a host copy"),
-    ),
-    "evict_host": (("dropped_digests", "the page it will miss is dropped from the host"),),
-}
-
-NODE_MOVES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "write_backup": lambda r: f"backup of {r['pages']} pages to host begins",
-    "backup_cancel": lambda r: f"backup of {r['pages']} pages is cancelled",
-    "evict": lambda r: "evicted from the device",
-    "evict_host": lambda r: "evicted from the host",
-    "transfer_enqueue": lambda r: f"transfer {r['op']} ({r['queue']}, {r['pages']} pages) enqueued",
-    "transfer_ack": lambda r: f"transfer {r['op']} ({r['queue']}) applied",
-}

@@ -50,8 +50,8 @@ def hits(
     from cli.screens.hits import story, tables
     from cli.theme import show, show_json, width
     from tracer.hits import hits as count_hits
-    from tracer.hits import why as tell_why
     from tracer.log import find_logs
+    from tracer.story import why as tell_why
 
     run = find_logs(path)
     if why is not None:

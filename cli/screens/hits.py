@@ -13,7 +13,8 @@ from cli.screens.table import GAP, count, percent, table
 from cli.theme import GOOD, WIDTH, headline, paragraph
 
 if TYPE_CHECKING:
-    from tracer.hits import Hits, StoryLine
+    from tracer.hits import Hits
+    from tracer.story import StoryLine
 
 # Columns as a person reads them; the others keep the name that they have in the JSON.
 SHORT = {"input_tokens": "prompt", "hit_rate": "hit rate", "from_ns": "from ms", "to_ns": "to ms"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hicache.control.tree import Node
+from hicache.control.node import Node
 from hicache.core import Slot
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from hicache.control import keys, locks
 from hicache.control.cache import Cache
-from hicache.control.tree import Match, Node
+from hicache.control.node import Node
+from hicache.control.tree import Match
 from hicache.core import DIGEST_BYTES, TOKEN_BYTES, Request, Slot
 from hicache.probes import Probes
 

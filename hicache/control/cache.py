@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from hicache.control import locks
 from hicache.control.actions import Action, BackUp, FreeDevice, SplitNotice
 from hicache.control.agreement import Reservations
+from hicache.control.node import Node
 from hicache.control.pools import Room
-from hicache.control.tree import Insert, Match, Node, Tree
+from hicache.control.tree import Insert, Match, Tree
 from hicache.core import TOKEN_BYTES, Queue, Slot, Transfer
 from hicache.errors import AckError, PoolError
 from hicache.loop import PAUSE

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from typing import Literal
 
-from hicache.control.tree import Node
+from hicache.control.node import Node
 
 
 class LeafQueue:

@@ -7,7 +7,8 @@ the ack, a load back on its node until the ack. A host lock covers one node.
 
 from __future__ import annotations
 
-from hicache.control.tree import Node, Tree
+from hicache.control.node import Node
+from hicache.control.tree import Tree
 
 
 def lock(tree: Tree, node: Node) -> None:

@@ -18,88 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from hicache.core import DIGEST_BYTES, NodeId, Slot
-
-if TYPE_CHECKING:
-    from hicache.control.actions import Action
+from hicache.control.actions import Action, BackUp, FreeDevice, SplitNotice
+from hicache.control.eviction import LeafQueue
+from hicache.control.node import Node
+from hicache.core import DIGEST_BYTES, Slot
 
 # One lookup touches a whole path; the deeper node counts as the newer one.
 TICK_DEPTH = 1e-5
-
-
-class Node:
-    """One edge of the tree and the place at its end."""
-
-    __slots__ = (
-        "children",
-        "device",
-        "device_children",
-        "digests",
-        "hit_count",
-        "host",
-        "host_lock_count",
-        "id",
-        "is_alive",
-        "key",
-        "last_access",
-        "lock_count",
-        "only_child",
-        "page_count",
-        "parent",
-        "write_pending",
-    )
-
-    def __init__(
-        self, node_id: NodeId, parent: Node | None, key: bytes, page_count: int, digests: bytes
-    ) -> None:
-        self.id = node_id
-        self.parent = parent
-        self.key = key
-        self.page_count = page_count
-        self.digests = digests
-        self.children: dict[bytes, Node] = {}
-        # The child where there is exactly one: most lookups then need not hash a page.
-        self.only_child: Node | None = None
-        # Children with device pages; a node with none of them is a leaf as the device sees it.
-        self.device_children = 0
-        self.device: list[Slot] | None = None
-        self.host: list[Slot] | None = None
-        self.lock_count = 0
-        self.host_lock_count = 0
-        self.hit_count = 0
-        self.last_access = 0.0
-        # A backup of it is queued or in flight: a split must tell the cache.
-        self.write_pending = False
-        self.is_alive = True
-
-    @property
-    def is_device_leaf(self) -> bool:
-        """May the device give it up now?"""
-        return (
-            self.device is not None
-            and self.device_children == 0
-            and self.lock_count == 0
-            and self.parent is not None
-            and self.is_alive
-        )
-
-    @property
-    def is_host_leaf(self) -> bool:
-        """May the host give it up now?"""
-        return (
-            self.host is not None
-            and self.device is None
-            and not self.children
-            and self.lock_count == 0
-            and self.host_lock_count == 0
-            and self.is_alive
-        )
-
-    def __repr__(self) -> str:
-        places = "".join(tier for tier, slots in (("D", self.device), ("H", self.host)) if slots is not None)
-        return f"Node({self.id}, {self.page_count} pages, {places or '-'}, locks {self.lock_count})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +72,6 @@ class Tree:
     """
 
     def __init__(self, page_size_bytes: int, *, backup_threshold: int = 1) -> None:
-        from hicache.control.eviction import LeafQueue
-
         self.page_size_bytes = page_size_bytes
         self.backup_threshold = backup_threshold
         self.root = Node(0, None, b"", 0, b"")
@@ -247,8 +171,6 @@ class Tree:
             owned_pages: leading pages whose slots already are the tree's.
             counted_pages: leading pages that this request has inserted before: it counts a node once.
         """
-        from hicache.control.actions import BackUp, FreeDevice
-
         size = self.page_size_bytes
         end = len(slots) * size
         node = self.root
@@ -314,8 +236,6 @@ class Tree:
         The back keeps its id: locks, acks and heaps that name it stay right. The front inherits its
         locks, since whoever holds the back holds the path to it.
         """
-        from hicache.control.actions import SplitNotice
-
         assert 0 < page_count < child.page_count, f"split of {child} after {page_count} pages"
         size = self.page_size_bytes
         cut = page_count * size

@@ -10,8 +10,9 @@ import pytest
 
 from tests.support.logs import write_lane, write_run
 from tracer.errors import HitsError
-from tracer.hits import Hits, hits, why
+from tracer.hits import Hits, hits
 from tracer.log import find_logs
+from tracer.story import why
 
 A, B = "a" * 16, "b" * 16
 

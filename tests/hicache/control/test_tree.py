@@ -9,7 +9,8 @@ import pytest
 from hicache.control import locks
 from hicache.control.actions import BackUp, FreeDevice, SplitNotice
 from hicache.control.keys import chain_digests, pack
-from hicache.control.tree import Node, Tree
+from hicache.control.node import Node
+from hicache.control.tree import Tree
 
 PAGE = 4
 PAGE_BYTES = PAGE * 4
