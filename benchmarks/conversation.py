@@ -63,7 +63,7 @@ def main(path: Path) -> None:
     finally:
         shutil.rmtree(folder)
     per_step = records / result.steps / 4
-    print(f"conversation trace, 4 ranks: {result.completed_requests:,} requests, {result.steps:,} steps")
+    print(f"conversation trace, 4 ranks: {result.served:,} requests, {result.steps:,} steps")
     print(f"  run, full tracing  {seconds['traced']:6.1f} s   budget 90 s")
     print(f"  run, tracing off   {seconds['off']:6.1f} s   ratio {seconds['traced'] / seconds['off']:.2f}")
     print(f"  records            {records:>9,}   {size / 1e6:.0f} MB, {per_step:.1f} a step and rank")

@@ -6,6 +6,8 @@ Composition only. A command returns its exit code; it imports what it needs when
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -20,7 +22,12 @@ from cli.commands.run import run
 from cli.commands.zoo import app as zoo
 from cli.errors import OK, USAGE, report, tell
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 app.command(short_help="A bug from production, its verdict and its twin, in one go.")(demo)
 app.command(short_help="Run the simulated runtime; one log a rank.")(run)
 app.command(short_help="Which rank took the wrong turn, where and why.")(check)
@@ -52,6 +59,7 @@ def hicache(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code and never raises for what a user can cause."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    mend_streams()
     try:
         code = app(words, prog_name="hicache", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:
@@ -59,6 +67,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return tell_usage(error)
         return report(error)
     return code if isinstance(code, int) else OK
+
+
+def mend_streams() -> None:
+    """A closed stdout or stderr is nobody's problem, nor is a terminal that lacks some letter."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 # The class that stands above every mistake in the arguments; typer does not export it by name.

@@ -58,6 +58,9 @@ def report(error: BaseException) -> int:
         tell("interrupted")
     elif code != INTERNAL:
         tell(f"error: {error}")
+    elif isinstance(error, OSError) and not os.environ.get(DEBUG_VARIABLE):
+        where = f": {error.filename}" if error.filename else ""
+        tell(f"error: {error.strerror or error}{where}")
     elif os.environ.get(DEBUG_VARIABLE):
         traceback.print_exception(error)
     else:

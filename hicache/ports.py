@@ -90,8 +90,8 @@ class Source(Protocol):
         """Requests that arrived since the last poll."""
         ...
 
-    def finished(self, rid: str) -> None:
-        """The answer to `rid` is complete; a client may send its next request."""
+    def finished(self, rid: str, *, is_served: bool) -> None:
+        """`rid` has its whole answer, or was refused; a client may send its next request."""
         ...
 
     @property

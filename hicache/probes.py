@@ -7,7 +7,8 @@ the log's header and nothing else, so a decision that is not declared here canno
 Units: `tokens` and `pages` are counts; `node`, `op` and `round` are ids that every rank counts
 alike; digests are keyed, 16 hex characters a page, never a hash that could be looked up.
 
-By convention the compared fields end with the number that says most, which is what a screen shows.
+By convention the compared fields end with the number that says most, which is what a screen shows. A
+decision is recorded when it is taken, before what follows from it.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ LOAD_BACK = Kind(
     agree=REPLICA,
     compared=("rid", "node", "declined", "pages", "tokens"),
     local=("device_pages_free", "host_pages_free", "loads_in_flight"),
+    result="tokens",
     needs={"device_pages_free": "pages"},
 )
 
@@ -63,7 +65,8 @@ ADMIT = Kind(
         "extend_tokens",
     ),
     local=("device_pages_free", "device_pages_evictable", "host_pages_free", "running_count"),
-    needs={"device_pages_free": "pages"},
+    # No need is declared: what is not free may be evicted.
+    result="extend_tokens",
 )
 
 EVICT = Kind(
@@ -115,6 +118,7 @@ WRITE_BACKUP = Kind(
     agree=REPLICA,
     compared=("node", "pages", "tokens"),
     local=("host_pages_free", "device_pages_free", "write_queue_len"),
+    result="tokens",
     needs={"host_pages_free": "pages"},
 )
 
@@ -143,6 +147,7 @@ EVENT_ROUND = Kind(
     ),
     local=("writes_done", "loads_done", "backups_reserved", "host_pages_free", "device_pages_free"),
     leader="pp",
+    led=("writes_agreed", "loads_agreed", "backups_agreed"),
 )
 EVENT_ROUND_CALL = (
     "round",

@@ -15,8 +15,6 @@ from hicache.errors import ConfigError
 
 # One answer is at most this; larger n would not fit the recorded list.
 CHOICES_MAX = 1 << 16
-# A longer list is not worth printing: the seed says the same.
-PRINTABLE_MAX = 4096
 
 
 class Schedule:

@@ -192,13 +192,14 @@ class TraceFile:
 def _whole_number(row: dict[str, Any], name: str, where: str, *, low: int, high: int) -> int:
     value = row.get(name)
     if type(value) is not int or not low <= value <= high:
-        raise WorkloadError(f"{where}: {name} is {value!r}, expected a whole number {low}..{high}")
+        found = "missing" if value is None else repr(value)
+        raise WorkloadError(f"{where}: {name} is {found}, expected a whole number {low}..{high}")
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class AgenticSpec:
-    """Seeded conversations, all alike in length: round k's prompt has k/rounds of `max_context` tokens.
+    """Seeded conversations, all alike in length: a shared prefix, then equal growth to `max_context`.
 
     Attributes:
         output: tokens of each answer; the rest of a round's growth is what the tools said.
@@ -236,17 +237,21 @@ class AgenticSpec:
     def check(self) -> None:
         if self.conversations < 1 or self.rounds < 1:
             raise ConfigError("--agentic: at least one conversation and one round")
-        growth = self.max_context // self.rounds
-        if self.output < 1 or growth <= self.output:
+        if self.output < 1 or self.growth <= self.output:
             raise ConfigError(
-                f"--agentic: each round grows by max-context/rounds = {growth} tokens, of which "
-                f"output={self.output} are the answer; at least one must be new input"
+                f"--agentic: each round grows by (max-context - shared-prefix) / rounds = {self.growth} "
+                f"tokens, of which output={self.output} are the answer; at least one must be new input"
             )
-        if self.shared_prefix > growth:
-            raise ConfigError(
-                f"--agentic: shared-prefix={self.shared_prefix} is longer than the first prompt "
-                f"({growth} tokens)"
-            )
+
+    def text(self) -> str:
+        """What `parse` reads back."""
+        pairs = [(item.name.replace("_", "-"), getattr(self, item.name)) for item in fields(self)]
+        return ",".join(f"{name}={value}" for name, value in pairs)
+
+    @property
+    def growth(self) -> int:
+        """Tokens by which each prompt is longer than the one before."""
+        return max(0, self.max_context - self.shared_prefix) // self.rounds
 
 
 @dataclass(slots=True)
@@ -295,7 +300,7 @@ class Agentic:
         talk = self._ready.popleft()
         spec = self.spec
         turn = spec.rounds - talk.rounds_left + 1
-        prompt_tokens = turn * (spec.max_context // spec.rounds)
+        prompt_tokens = spec.shared_prefix + turn * spec.growth
         missing = prompt_tokens - len(talk.history) // TOKEN_BYTES
         talk.history += talk.chance.randbytes(missing * TOKEN_BYTES)
         talk.last_answer = talk.chance.randbytes(spec.output * TOKEN_BYTES)
@@ -325,7 +330,8 @@ class FrontDoor:
 
     def __init__(self, workload: Workload, concurrency: int) -> None:
         self.workload = workload
-        self.completed = 0
+        self.served = 0
+        self.refused = 0
         self._free = concurrency
 
     def poll(self) -> list[Request]:
@@ -338,9 +344,12 @@ class FrontDoor:
             arrived.append(request)
         return arrived
 
-    def finished(self, rid: str) -> None:
+    def finished(self, rid: str, *, is_served: bool) -> None:
         self._free += 1
-        self.completed += 1
+        if is_served:
+            self.served += 1
+        else:
+            self.refused += 1
         self.workload.finished(rid)
 
     @property

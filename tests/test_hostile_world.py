@@ -87,7 +87,7 @@ def test_a_full_disk_costs_the_trace_and_not_the_run(tmp_path: Path) -> None:
     script = f"mount -t tmpfs -o size=1m none {out} && cd {Path.cwd()} && {words} --out {out} && ls {out}"
     done = subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "160 requests finished" in " ".join(done.stdout.split())
+    assert "160 requests served" in " ".join(done.stdout.split())
     assert done.stderr.count("warning") == 1, done.stderr
     assert "No space left on device" in done.stderr
 

@@ -27,7 +27,9 @@ COMMON = ("seq", "step", "time_ns", "kind")
 Record = Mapping[str, Any]
 
 Role = Literal["decision", "event", "meeting", "transfer", "note"]
-Outcome = Literal["completed", "hung", "crashed"]
+# How one lane ended: it did its work; it could not go on; it raised; it was closed because the run
+# ended for a reason that is not in this lane.
+Outcome = Literal["completed", "hung", "crashed", "stopped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,12 @@ class Kind:
         compared: fields that must be equal on those ranks.
         local: fields that may differ; they explain a difference when there is one.
         info: fields that are neither compared nor offered as an explanation.
-        leader: axis along which coordinate 0 decides and the others adopt, or None.
+        leader: axis along which coordinate 0 decides the `led` fields and the others adopt, or None.
+        led: compared fields that the leader decides; the others are every rank's own.
+        result: the compared field that the decision sets, or None. A number of nothing (0) or the
+            word of a refusal is less than any other.
         needs: local fact -> field of the same record that says how much of it was needed. The
-            decision is expected to change where the fact falls below the need.
+            `result` is expected to be less where the fact falls below the need.
     """
 
     name: str
@@ -55,6 +60,8 @@ class Kind:
     local: tuple[str, ...] = ()
     info: tuple[str, ...] = ()
     leader: str | None = None
+    led: tuple[str, ...] = ()
+    result: str | None = None
     needs: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -63,6 +70,12 @@ class Kind:
         taken = set(names) & {*COMMON, "phase"}
         assert not taken, f"kind {self.name}: {sorted(taken)} are in every record"
         assert not self.compared or self.agree, f"kind {self.name}: compared fields but no axis to agree on"
+        assert set(self.led) <= set(self.compared), f"kind {self.name}: led fields that are not compared"
+        assert bool(self.led) == (self.leader is not None), f"kind {self.name}: a leader leads some field"
+        assert self.result is None or self.result in self.compared, (
+            f"kind {self.name}: result {self.result} is not compared"
+        )
+        assert not self.needs or self.result is not None, f"kind {self.name}: needs decide no field"
         for fact, need in self.needs.items():
             assert fact in self.local, f"kind {self.name}: need of {fact}, which is not a local fact"
             assert need in names, f"kind {self.name}: {fact} needs {need}, which is not a field"
@@ -80,6 +93,9 @@ class Kind:
                 parts[part] = list(names)
         if self.leader is not None:
             parts["leader"] = self.leader
+            parts["led"] = list(self.led)
+        if self.result is not None:
+            parts["result"] = self.result
         if self.needs:
             parts["needs"] = dict(self.needs)
         return parts
@@ -110,6 +126,8 @@ class Kind:
                 local=names("local"),
                 info=names("info"),
                 leader=parts.get("leader"),
+                led=names("led"),
+                result=parts.get("result"),
                 needs=needs,
             )
         except AssertionError as error:

@@ -191,6 +191,11 @@ class TraceStore:
             cursor = self._connection.execute(statements[0])
             columns = tuple(str(column[0]) for column in cursor.description or ())
             return Table(columns, tuple(tuple(row) for row in cursor.fetchall()))
+        except RuntimeError as error:
+            # The database turns Ctrl-C into an error of its own.
+            if "interrupted" in str(error).lower():
+                raise KeyboardInterrupt from None
+            raise _refusal(error, sql) from None
         except duckdb.Error as error:
             raise _refusal(error, sql) from None
         finally:
@@ -379,7 +384,7 @@ def _name(text: str) -> str:
     return '"' + text.replace('"', '""') + '"'
 
 
-def _refusal(error: duckdb.Error, sql: str) -> StoreError:
+def _refusal(error: Exception, sql: str) -> StoreError:
     if isinstance(error, duckdb.PermissionException):
         return StoreError(
             "a query reads the loaded records and nothing else: no file, network or setting",
@@ -391,7 +396,7 @@ def _refusal(error: duckdb.Error, sql: str) -> StoreError:
     )
 
 
-def _first_line(error: duckdb.Error) -> str:
+def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0]
 
 

@@ -14,32 +14,35 @@ import typer
 
 from cli.errors import INTERNAL, INTERRUPTED, OK
 from cli.folder import refuse_used
-from cli.options import Json
+from cli.options import Json, Overwrite
 
 if TYPE_CHECKING:
     from cli.screens.demo import Scene
 
 SCENARIO = "local_host_room_decides_backup"
 # A seed whose run hangs; with another one the ranks may come to the end, each with its own tree.
-SEED = 5
+SEED = 19
+DEFAULT_OUT = Path("runs/demo")
 
 
 def demo(
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Folder of the run; its twin's is DIR-twin.")
-    ] = Path("runs/demo"),
+    ] = DEFAULT_OUT,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> int:
     """Run four ranks with one historical bug, then find the rank, the call and the fact behind it.
 
-    Replaces an earlier demo's files. Exits 0 when the expected verdicts came.
+    Replaces an earlier demo in runs/demo. Exits 0 when the expected verdicts came.
     """
     from cli.screens.demo import document, expected, scenes
     from cli.theme import show, show_json
 
     twin_out = out.with_name(f"{out.name}-twin")
     for folder in (out, twin_out):
-        refuse_used(folder, overwrite=True)
+        # The default folder is the demo's own; any other may hold somebody's run.
+        refuse_used(folder, overwrite=overwrite or out == DEFAULT_OUT)
     made = stage(out, twin_out)
     if made is None:
         return INTERRUPTED

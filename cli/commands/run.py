@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cli.errors import INTERRUPTED, CliError, tell
-from cli.folder import prepare, refuse_used
+from cli.errors import INTERRUPTED, UNREADABLE, CliError, tell
+from cli.folder import own_files, prepare, refuse_used
 from cli.options import Json, OutDir, Overwrite, Plugins, Quiet
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def requests(
     def conversations(replica: int) -> Workload:
         return Agentic(spec, replica, replicas, limit)
 
-    return f"agentic {spec}" + (f" limit={limit}" if limit else ""), conversations
+    return f"agentic {spec.text()}" + (f" limit={limit}" if limit else ""), conversations
 
 
 def with_plugins(plan: Plan, paths: Sequence[Path]) -> Plan:
@@ -265,6 +265,7 @@ def execute(plan: Plan, out: Path, *, trace: str = "full", json: bool = False, q
 def record(plan: Plan, out: Path, *, trace: str = "full", quiet: bool = False) -> Result | None:
     """Simulate; None when it was interrupted, and then the logs can be read up to that moment."""
     from cli.theme import progress_bar
+    from hicache.errors import WorkloadError
     from hicache.sim.world import simulate
 
     prepare(out)
@@ -272,5 +273,10 @@ def record(plan: Plan, out: Path, *, trace: str = "full", quiet: bool = False) -
         with progress_bar("running", quiet=quiet) as progress:
             return simulate(plan, out=out, trace="full" if trace == "full" else "off", progress=progress)
     except KeyboardInterrupt:
-        tell(f"interrupted; the logs up to here are in {out}")
+        has_logs = any(file.suffix == ".jsonl" for file in own_files(out))
+        tell(f"interrupted{f'; the logs up to here are in {out}' if has_logs else ''}")
         return None
+    except WorkloadError as error:
+        if trace == "full":
+            raise CliError(str(error), code=UNREADABLE, hint=f"{out} has the logs up to there") from None
+        raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,10 @@ def ending(plan: Plan, result: Result, out: Path, *, is_traced: bool = True) -> 
     topology = plan.config.topology
     sizes = " ".join(f"{axis}={getattr(topology, axis)}" for axis in ("dp", "pp", "cp", "tp"))
     ranks = f"{topology.world_size} rank{'s' if topology.world_size > 1 else ''}"
+    refused = f", {result.refused:,} refused as too long" if result.refused else ""
     lines = headline(
         result.outcome.upper(),
-        f"{result.completed_requests:,} requests finished in {result.steps:,} steps on {ranks} ({sizes})",
+        f"{result.served:,} requests served{refused} in {result.steps:,} steps on {ranks} ({sizes})",
         STYLES[result.outcome],
     )
     if result.error:
@@ -40,8 +42,10 @@ def ending(plan: Plan, result: Result, out: Path, *, is_traced: bool = True) -> 
         lines += paragraph("fault", f"{', '.join(plan.fault_texts)} did not strike")
     if not is_traced:
         return [*lines, *paragraph("logs", f"none; {out / 'run.json'} says how it ended")]
-    lines += paragraph("logs", f"{out}  (one a rank, and run.json)")
-    return [*lines, *next_step("check", out)]
+    lines += paragraph("logs", f"{shlex.quote(str(out))}  (one a rank, and run.json)")
+    # One rank has nobody to be compared with.
+    is_alone = topology.world_size == topology.dp
+    return [*lines, *(next_step("hits", out) if is_alone else next_step("check", out))]
 
 
 def run_document(plan: Plan, result: Result, out: Path) -> dict[str, Any]:
@@ -52,7 +56,8 @@ def run_document(plan: Plan, result: Result, out: Path) -> dict[str, Any]:
         "run_id": result.run_id,
         "outcome": result.outcome,
         "error": result.error,
-        "requests_completed": result.completed_requests,
+        "requests_served": result.served,
+        "requests_refused": result.refused,
         "steps": result.steps,
         "world_size": plan.config.topology.world_size,
         "parked": {str(rank): reason for rank, reason in sorted(result.parked.items())},

@@ -124,46 +124,46 @@ class Admission:
             verdict = "too_long"
         elif not cache.can_hold(pages_needed):
             verdict = "no_room"
-        if verdict == "admitted":
-            device_tokens, host_tokens = self._take(active, match, host_pages, declined, pages_needed)
-        else:
-            device_tokens = host_tokens = 0
+        if verdict != "admitted":
+            self._probes.admit(request.rid, verdict, pages_needed, 0, 0, 0, 0, *facts)
             locks.unlock(cache.tree, match.node)
-        extend_tokens = input_tokens - device_tokens - host_tokens if verdict == "admitted" else 0
+            return verdict
+        page_tokens = self._page_tokens
+        device_tokens, host_tokens = match.device_pages * page_tokens, host_pages * page_tokens
+        extend_tokens = input_tokens - device_tokens - host_tokens
         self._probes.admit(
             request.rid, verdict, pages_needed, device_tokens, host_tokens, 0, extend_tokens, *facts
         )
-        return verdict
-
-    def _take(
-        self, active: Active, match: Match, host_pages: int, declined: str, pages_needed: int
-    ) -> tuple[int, int]:
-        """Give `active` its pages; returns the tokens that device and host spare it."""
-        cache = self._cache
-        node = match.node
         if match.host_pages:
-            facts = (cache.device_pages_free, cache.host_pages_free, len(cache.loads))
-            if host_pages:
-                cache.load_back(match)
             self._probes.load_back(
-                active.rid,
+                request.rid,
                 match.node.id,
                 declined,
                 match.host_pages,
-                host_pages * self._page_tokens,
-                *facts,
+                host_tokens,
+                cache.device_pages_free,
+                cache.host_pages_free,
+                len(cache.loads),
             )
-            if not host_pages:
-                locks.lock(cache.tree, match.device_node)
-                locks.unlock(cache.tree, match.node)
-                node = match.device_node
+        self._take(active, match, host_pages, pages_needed)
+        return verdict
+
+    def _take(self, active: Active, match: Match, host_pages: int, pages_needed: int) -> None:
+        """Give `active` the pages that were decided on."""
+        cache = self._cache
+        node = match.node
+        if host_pages:
+            cache.load_back(match)
+        elif match.host_pages:
+            locks.lock(cache.tree, match.device_node)
+            locks.unlock(cache.tree, match.node)
+            node = match.device_node
         prefix_pages = match.device_pages + host_pages
         active.node = node
         active.slots = cache.tree.device_slots(node) + cache.alloc_device(pages_needed - host_pages)
         active.owned_pages = prefix_pages
         active.inserted_pages = 0
         active.prefix_tokens = prefix_pages * self._page_tokens
-        return match.device_pages * self._page_tokens, host_pages * self._page_tokens
 
     def _pages_total(self, request: Request) -> int:
         """Device pages for the prompt, and for the answer where it is kept.

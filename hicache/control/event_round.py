@@ -27,7 +27,8 @@ class EventRound:
         self._is_decider = is_decider
         self._round = 0
 
-    async def run(self) -> None:
+    async def run(self) -> bool:
+        """Take part in one round; returns whether it applied or started anything."""
         cache = self._cache
         await self._transport.drain_sends(CHANNEL)
         self._round += 1
@@ -50,6 +51,8 @@ class EventRound:
         in_flight = len(cache.writes) + len(cache.loads)
         agreed = await self._agreement.agree(local, transfers_in_flight=in_flight)
         self._probes.event_round_return(self._round, agreed.writes, agreed.loads, agreed.backups)
+        has_queue = bool(cache.write_queue)
         await cache.start_writing(agreed.backups)
         await cache.apply_writes(agreed.writes)
         await cache.apply_loads(agreed.loads)
+        return bool(agreed.writes or agreed.loads or has_queue)

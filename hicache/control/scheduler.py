@@ -19,6 +19,7 @@ from hicache.control.admission import Active, Admission
 from hicache.control.cache import Cache
 from hicache.control.event_round import EventRound
 from hicache.core import DIGEST_BYTES, TOKEN_BYTES, Request
+from hicache.errors import NoProgressError
 from hicache.ledger import FORWARD as WRITTEN_BY_FORWARD
 from hicache.ledger import Ledger, split_digests
 from hicache.loop import PAUSE
@@ -26,6 +27,10 @@ from hicache.ports import Source, Transport
 from hicache.probes import Probes
 
 CHANNEL = "main"
+# Why a request ended that got its whole answer, as the finish record has it.
+SERVED = "stop"
+# Steps in which nothing was received, applied, admitted or computed, before a rank says that it is stuck.
+IDLE_STEPS_MAX = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,7 @@ class Scheduler:
         self._waiting: deque[Active] = deque()
         self._running: list[Active] = []
         self._order = 0
+        self._idle_steps = 0
         self.step = 0
 
     async def run(self) -> None:
@@ -86,7 +92,7 @@ class Scheduler:
             return False
         for request in mail.requests:
             self._enqueue(request)
-        await self._event_round.run()
+        has_events = await self._event_round.run()
         admitted, refused = self._admission.form(self._waiting, len(self._running))
         for active in refused:
             self._close(active, active.abort_reason)
@@ -94,7 +100,21 @@ class Scheduler:
             await self._prefill(admitted)
         elif self._running:
             await self._decode()
+        elif not (mail.requests or has_events or refused):
+            self._count_idle_step()
+            return True
+        self._idle_steps = 0
         return True
+
+    def _count_idle_step(self) -> None:
+        """Nothing happens while a copy is under way; for ever is too long."""
+        self._idle_steps += 1
+        if self._idle_steps > IDLE_STEPS_MAX:
+            cache = self._cache
+            raise NoProgressError(
+                f"nothing has happened for {IDLE_STEPS_MAX} steps: {len(self._waiting)} requests wait, "
+                f"{len(cache.writes)} writes and {len(cache.loads)} loads are in flight"
+            )
 
     # Requests
 
@@ -238,7 +258,7 @@ class Scheduler:
         cache.free_device(active.slots[active.owned_pages :])
         locks.unlock(cache.tree, active.node)
         active.node = None
-        self._close(active, "stop")
+        self._close(active, SERVED)
 
     def _cache_answer(self, active: Active) -> None:
         """Prompt and answer as one key; the answer's last token has no KV, having never been fed back."""
@@ -261,10 +281,10 @@ class Scheduler:
         self._insert(active, page_count)
 
     def _close(self, active: Active, reason: str) -> None:
-        output_tokens = active.request.output_tokens if reason == "stop" else 0
+        output_tokens = active.request.output_tokens if reason == SERVED else 0
         self._probes.finish(active.rid, reason, output_tokens)
         if self._source is not None:
-            self._source.finished(active.rid)
+            self._source.finished(active.rid, is_served=reason == SERVED)
 
     def _audit(self) -> None:
         """The books at the end: every page is free or in the tree, as this rank and the group count."""

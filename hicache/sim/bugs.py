@@ -86,5 +86,13 @@ def load_plugin(path: Path) -> Wire:
         raise ConfigError(f"--plugin {path}: {type(error).__name__}: {error}") from error
     if not callable(wire):
         raise ConfigError(f"--plugin {path}: no function wire(parts) in it")
-    found: Wire = wire
-    return found
+
+    def wire_or_say(parts: Parts) -> None:
+        try:
+            wire(parts)
+        except Exception as error:
+            raise ConfigError(
+                f"--plugin {path}: wire(parts) failed on rank {parts.rank}: {type(error).__name__}: {error}"
+            ) from error
+
+    return wire_or_say

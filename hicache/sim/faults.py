@@ -23,6 +23,8 @@ VERBS: dict[str, dict[str, tuple[str, ...] | None]] = {
     "alloc_fail": {"rank": None, "pool": ("host",), "nth": None},
     "delay_done": {"rank": None, "queue": ("write", "load"), "op": None, "steps": None},
 }
+# A later copy is as good as lost, which is another fault.
+STEPS_MAX = 2_000
 EXAMPLES = "alloc_fail:rank=2,pool=host,nth=5 or delay_done:rank=0,queue=write,op=1,steps=2"
 
 
@@ -63,6 +65,8 @@ class Fault:
                 raise ConfigError(f"--fault {text!r}: {key} is a whole number, not {value!r}")
         if numbers["rank"] >= topology.world_size:
             raise ConfigError(f"--fault {text!r}: this run has ranks 0..{topology.world_size - 1}")
+        if numbers.get("steps", 0) > STEPS_MAX:
+            raise ConfigError(f"--fault {text!r}: steps is at most {STEPS_MAX}")
         for key in ("nth", "op"):
             if numbers.get(key) == 0:
                 raise ConfigError(f"--fault {text!r}: {key} counts from 1")

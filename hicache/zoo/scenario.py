@@ -77,7 +77,7 @@ class Scenario:
         bug_names = [] if twin else [self.bug]
         return Plan(
             config=config,
-            workload_name=f"agentic {spec}",
+            workload_name=f"agentic {spec.text()}",
             workload=lambda replica: Agentic(spec, replica, topology.dp),
             schedule=Schedule(seed=seed),
             faults=FaultPlan([Fault.parse(fault_text, topology)]),

@@ -100,7 +100,10 @@ def test_an_internal_error_is_one_line_and_a_hint(
     tmp_path: Path, hicache: Hicache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugin = tmp_path / "mine.py"
-    plugin.write_text("def wire(parts):\n    raise ValueError('boo\\nhoo')\n")
+    plugin.write_text(
+        "def broken():\n    raise ValueError('boo\\nhoo')\n"
+        "def wire(parts):\n    parts.reservations = broken\n"
+    )
     said = hicache("run", "--plugin", plugin, "--out", tmp_path / "out")
     expected = "error: internal: ValueError: boo hoo\n  try       HICACHE_DEBUG=1 for the traceback\n"
     assert (1, "", expected) == (said.code, said.out, said.err)

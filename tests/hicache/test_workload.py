@@ -88,7 +88,7 @@ def test_replicas_share_the_lines_between_them(tmp_path: Path) -> None:
         (json.dumps({**row(8, [1, 2]), "output_length": -1}), "output_length is -1"),
         (json.dumps({**row(8, [1, 2]), "timestamp": "now"}), "timestamp is 'now'"),
         (json.dumps({**row(8, [1, 2]), "session_id": [1]}), "session_id is"),
-        (json.dumps({"hash_ids": [1]}), "input_length is None"),
+        (json.dumps({"hash_ids": [1]}), "input_length is missing"),
         (json.dumps(row(8, [1])), "1 hash ids for 8 tokens do not fit --page-size 4"),
         (json.dumps(row(8, [1, 2, 3])), "3 hash ids for 8 tokens do not fit --page-size 4"),
         (json.dumps(row(8, [1, 2], block_tokens=[3, 5])), "varying length"),
@@ -126,9 +126,9 @@ def test_a_missing_file_and_an_empty_one_are_errors_at_once(tmp_path: Path) -> N
 
 
 def test_a_conversation_grows_by_equal_steps_and_repeats_itself() -> None:
-    spec = AgenticSpec(conversations=1, rounds=4, max_context=400, output=10, shared_prefix=20)
+    spec = AgenticSpec(conversations=1, rounds=4, max_context=420, output=10, shared_prefix=20)
     requests = read_all(Agentic(spec))
-    assert [request.input_tokens for request in requests] == [100, 200, 300, 400]
+    assert [request.input_tokens for request in requests] == [120, 220, 320, 420]
     for earlier, later in itertools.pairwise(requests):
         assert later.tokens.startswith(earlier.tokens + earlier.output)
 
@@ -192,5 +192,5 @@ def test_the_front_door_lets_in_as_many_as_are_allowed_at_once(tmp_path: Path) -
     door = FrontDoor(TraceFile(path, 4), 2)
     assert [request.rid for request in door.poll()] == ["r0", "r1"]
     assert door.poll() == []
-    door.finished("r1")
+    door.finished("r1", is_served=True)
     assert [request.rid for request in door.poll()] == ["r2"]

@@ -20,7 +20,7 @@ def agentic_plan(config: Config, spec: AgenticSpec, *, seed: int = 1, faults: Se
     topology = config.topology
     return Plan(
         config=config,
-        workload_name=f"agentic {spec}",
+        workload_name=f"agentic {spec.text()}",
         workload=lambda replica: Agentic(spec, replica, topology.dp),
         schedule=Schedule(seed=seed),
         faults=FaultPlan([Fault.parse(text, topology) for text in faults]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +136,7 @@ def renamed(result: Result) -> Result:
         return json.dumps(row).encode()
 
     lines = {rank: [rewrite(line) for line in own] for rank, own in result.lines.items()}
-    return Result(result.outcome, "", {}, 0, 0, "", "", lines)
+    return replace(result, lines=lines)
 
 
 def without_names(verdict: Verdict) -> str:
@@ -166,7 +166,7 @@ def test_a_cut_log_never_accuses_another_rank(name: str, tmp_path: Path) -> None
             rank: own[:-1][: max(2, expected.seq - 20 + shift * (1 + rank % 3))]
             for rank, own in bug.lines.items()
         }
-        cut = Result("hung", "", {}, 0, 0, "", "", lines)
+        cut = replace(bug, lines=lines)
         verdict = check(find_logs(write_logs(cut, tmp_path / str(shift))))
         kinds.add(verdict.kind)
         assert verdict.finding.culprit in ((), (expected.rank,)), shift

@@ -68,11 +68,19 @@ def test_every_command_of_the_demo_shows_what_the_demo_shows(workplace: Path, hi
 
 
 def test_a_second_demo_replaces_the_first_and_nothing_else(workplace: Path, hicache: Hicache) -> None:
+    assert hicache("demo", "--json").code == 0
+    (workplace / "runs" / "demo" / "notes.txt").write_text("mine")
+    assert hicache("demo", "--json").code == 0
+    assert (workplace / "runs" / "demo" / "notes.txt").read_text() == "mine"
+    assert sorted(file.name for file in (workplace / "runs").iterdir()) == ["demo", "demo-twin"]
+
+
+def test_a_demo_does_not_replace_a_run_elsewhere_unless_told_to(workplace: Path, hicache: Hicache) -> None:
     assert hicache("demo", "--json", "--out", "here").code == 0
-    (workplace / "here" / "notes.txt").write_text("mine")
-    assert hicache("demo", "--json", "--out", "here").code == 0
-    assert (workplace / "here" / "notes.txt").read_text() == "mine"
-    assert sorted(file.name for file in workplace.iterdir()) == ["here", "here-twin"]
+    said = hicache("demo", "--json", "--out", "here")
+    assert said.code == 2
+    assert "here holds a run already" in said.err
+    assert hicache("demo", "--json", "--out", "here", "--overwrite").code == 0
 
 
 def test_a_verdict_that_did_not_come_is_an_error(

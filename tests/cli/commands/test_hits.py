@@ -76,7 +76,7 @@ def test_why_as_json_has_the_row_and_every_moment(inside: Path, hicache: Hicache
 def test_a_request_that_is_not_there_is_a_usage_error(option: str, inside: Path, hicache: Hicache) -> None:
     said = hicache("hits", "twin", option, "r999")
     assert (said.code, said.out) == (2, "")
-    assert said.err.startswith("error: no request r999 among the 48 counted in twin\n  expected  c0.t1, ")
+    assert said.err.startswith("error: no request r999 among the 72 counted in twin\n  expected  c0.t1, ")
 
 
 def test_an_unknown_grouping_is_a_usage_error(inside: Path, hicache: Hicache) -> None:

@@ -48,7 +48,7 @@ def test_a_run_writes_one_log_a_rank_and_says_what_to_do_next(tmp_path: Path, hi
     said = hicache("run", *SMALL, "--tp", 2, "--out", out)
     assert (said.code, said.err) == (0, "")
     first, *rest = said.out.splitlines()
-    assert first.startswith("COMPLETED  4 requests finished in ")
+    assert first.startswith("COMPLETED  4 requests served in ")
     assert first.endswith("on 2 ranks (dp=1 pp=1 cp=1 tp=2)")
     assert f"  next    hicache check {out}" == rest[-1]
     names = [f"rank000{rank}.{end}" for rank in (0, 1) for end in ("meta.json", "scheduler.000.jsonl")]
@@ -76,7 +76,7 @@ def test_a_trace_file_runs_without_its_answers_in_the_tree(
     out = tmp_path / "out"
     said = hicache("run", "--workload", trace, "--page-size", 16, "--limit", 2, "--out", out, "--json")
     assert said.code == 0
-    assert json.loads(said.out)["requests_completed"] == 2
+    assert json.loads(said.out)["requests_served"] == 2
     config = json.loads((out / "run.json").read_text())["config"]
     assert (config["cache_output"], config["decode_steps"]) == (False, "one")
 
@@ -89,7 +89,7 @@ def test_a_trace_file_can_be_decoded_token_by_token(tmp_path: Path, hicache: Hic
 
 def test_replicas_share_a_limit(tmp_path: Path, hicache: Hicache) -> None:
     said = hicache("run", *SMALL, "--dp", 2, "--limit", 3, "--out", tmp_path, "--json")
-    assert json.loads(said.out)["requests_completed"] == 3
+    assert json.loads(said.out)["requests_served"] == 3
 
 
 def test_equal_options_give_equal_bytes(tmp_path: Path, hicache: Hicache) -> None:
@@ -252,3 +252,44 @@ def test_a_plugin_is_wired_in_and_named_in_the_summary(tmp_path: Path, hicache: 
     assert [f"plugin {plugin}"] == json.loads((tmp_path / "out" / "run.json").read_text())["bugs"]
     said = hicache("check", tmp_path / "out", "--json")
     assert (said.code, json.loads(said.out)["ranks"]["culprit"]) == (10, [1])
+
+
+def test_a_plugin_that_fails_is_named_with_its_rank_and_leaves_no_log(
+    tmp_path: Path, hicache: Hicache
+) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text("def wire(parts):\n    1 / 0\n")
+    said = hicache("run", *SMALL, "--plugin", plugin, "--out", tmp_path / "out")
+    assert said.code == 2
+    assert (
+        said.err
+        == f"error: --plugin {plugin}: wire(parts) failed on rank 0: ZeroDivisionError: division by zero\n"
+    )
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_requests_that_never_fit_are_refused_and_not_served(tmp_path: Path, hicache: Hicache) -> None:
+    said = hicache("run", *SMALL, "--device-pages", 5, "--out", tmp_path / "out")
+    assert said.code == 0
+    assert "COMPLETED  2 requests served, 2 refused as too long" in said.out
+
+
+def test_a_run_in_which_nothing_happens_any_more_hangs_and_does_not_go_on_for_ever(
+    tmp_path: Path, hicache: Hicache
+) -> None:
+    """Every rank waits for a copy that a substitution never lets finish."""
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "from hicache.control.agreement import Counts, MinThenChain\n"
+        "class Never(MinThenChain):\n"
+        "    async def agree(self, local, *, transfers_in_flight):\n"
+        "        agreed = await super().agree(local, transfers_in_flight=transfers_in_flight)\n"
+        "        return Counts(0, 0, agreed.backups)\n"
+        "def wire(parts):\n"
+        "    parts.agreement = lambda transport, pp_rank: Never(transport, pp_rank=pp_rank)\n"
+    )
+    said = hicache("run", *SMALL, "--tp", 2, "--plugin", plugin, "--out", tmp_path / "out")
+    assert said.code == 0
+    assert said.out.startswith("HUNG")
+    assert "nothing has happened for 5000 steps" in " ".join(said.out.split())
+    assert hicache("check", tmp_path / "out").code == 15

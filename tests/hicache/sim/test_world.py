@@ -60,7 +60,7 @@ def test_ranks_decide_alike_under_late_copies_and_failing_host_memory(name: str,
 
     where = f"{config} {faults} seed {seed}"
     assert (result.outcome, result.error) == ("completed", ""), where
-    assert result.completed_requests == spec.conversations * spec.rounds, where
+    assert result.served == spec.conversations * spec.rounds, where
     for rank, own in rows.items():
         at = topology.coordinates(rank)
         leader = topology.rank_at(dp=at.dp, pp=0, cp=0, tp=0)
