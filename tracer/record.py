@@ -71,11 +71,9 @@ class Kind:
         assert not taken, f"kind {self.name}: {sorted(taken)} are in every record"
         assert not self.compared or self.agree, f"kind {self.name}: compared fields but no axis to agree on"
         assert set(self.led) <= set(self.compared), f"kind {self.name}: led fields that are not compared"
-        assert bool(self.led) == (self.leader is not None), f"kind {self.name}: a leader leads some field"
         assert self.result is None or self.result in self.compared, (
             f"kind {self.name}: result {self.result} is not compared"
         )
-        assert not self.needs or self.result is not None, f"kind {self.name}: needs decide no field"
         for fact, need in self.needs.items():
             assert fact in self.local, f"kind {self.name}: need of {fact}, which is not a local fact"
             assert need in names, f"kind {self.name}: {fact} needs {need}, which is not a field"
