@@ -10,6 +10,8 @@ from typing import Any, Literal
 from hicache.errors import ConfigError
 from hicache.topology import Topology
 
+PAGES_MAX = 1 << 40
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
@@ -45,9 +47,9 @@ class Config:
         if not 1 <= self.page_size_tokens <= 1 << 20:
             raise ConfigError(f"--page-size {self.page_size_tokens}: expected 1..1048576 tokens")
         for name in ("device_pages", "host_pages"):
-            if getattr(self, name) < 0:
+            if not 0 <= getattr(self, name) <= PAGES_MAX:
                 option = name.replace("_", "-")
-                raise ConfigError(f"--{option} {getattr(self, name)}: expected 0 (no limit) or more")
+                raise ConfigError(f"--{option} {getattr(self, name)}: expected 0 (no limit) to {PAGES_MAX}")
         if self.concurrency < 1:
             raise ConfigError(f"--concurrency {self.concurrency}: at least one request must be in flight")
         if not 0 <= self.transfer_polls_max <= 1000:

@@ -22,9 +22,5 @@ class PoolError(HiCacheError):
     """Memory that the group has agreed on is not there on this rank."""
 
 
-class NoProgressError(HiCacheError):
-    """A rank goes round and round, and nothing will ever happen."""
-
-
 class AckError(HiCacheError):
     """A rank was told to apply more acks than it has transfers in flight."""

@@ -18,7 +18,7 @@ class Signal:
 
     __slots__ = ("_loop", "is_fired", "reason", "value", "waiter")
 
-    def __init__(self, loop: Loop, reason: str = "") -> None:
+    def __init__(self, loop: Loop | None, reason: str = "") -> None:
         self._loop = loop
         self.reason = reason
         self.is_fired = False
@@ -29,13 +29,18 @@ class Signal:
         assert not self.is_fired, f"signal fired twice: {self.reason}"
         self.is_fired = True
         self.value = value
-        if self.waiter is not None:
+        if self.waiter is not None and self._loop is not None:
             self._loop.wake(self.waiter)
 
     def __await__(self) -> Generator[Signal, None, Any]:
         if not self.is_fired:
             yield self
         return self.value
+
+
+def never(reason: str) -> Signal:
+    """What a lane awaits that has understood that nothing will ever happen: it stays parked."""
+    return Signal(None, reason)
 
 
 class _Pause:
@@ -84,13 +89,17 @@ class Loop:
     def signal(self, reason: str = "") -> Signal:
         return Signal(self, reason)
 
-    def run(self, *, is_stopped: Callable[[], bool] | None = None) -> None:
-        """Run until nobody can go on. The first error of a task ends the run and is kept on the task."""
+    def run(self, *, on_switch: Callable[[], None] | None = None) -> None:
+        """Run until nobody can go on. The first error of a task ends the run and is kept on the task.
+
+        Args:
+            on_switch: called before each lane goes on, for progress.
+        """
         runnable = self._runnable
         choose = self.schedule.choose
         while runnable:
-            if is_stopped is not None and is_stopped():
-                return
+            if on_switch is not None:
+                on_switch()
             count = len(runnable)
             task = runnable.pop(choose(count, "run") if count > 1 else 0)
             try:
@@ -106,6 +115,7 @@ class Loop:
             if waits_for is None or waits_for.is_fired:
                 runnable.append(task)
             else:
+                assert waits_for.waiter is None, f"two lanes wait for {waits_for.reason}"
                 task.waits_for = waits_for
                 waits_for.waiter = task
 

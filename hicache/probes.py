@@ -186,12 +186,12 @@ TRANSFER_ACK = Kind(
 )
 
 # Phases `enter` and `leave`. `purpose` is what the caller meant; a collective library pairs calls
-# by order alone and never sees it.
+# by order alone and never sees it. `reduce` is empty where nothing is reduced.
 MEETING = Kind(
     "meeting",
     "meeting",
     agree=STAGE,
-    compared=("axis", "purpose", "op", "numel"),
+    compared=("axis", "purpose", "op", "reduce", "numel"),
     info=("group", "group_seq", "peer"),
 )
 
@@ -205,7 +205,7 @@ POOL_AUDIT = Kind(
 WRONG_PAGE = Kind(
     "wrong_page",
     "note",
-    info=("rid", "page_index", "slot", "found", "expected"),
+    info=("rid", "page_index", "slot", "writer", "found", "expected"),
 )
 
 KINDS = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hicache.errors import ConfigError
 
@@ -24,7 +24,10 @@ class Schedule:
         self.seed = seed
         self.answers = array("H")
         self._random = random.Random(seed) if seed is not None else None
-        self._given = iter(answers)
+        listed = list(answers)
+        # What makes the run what it is, known before anything was chosen.
+        self.given = f"seed:{seed}" if seed is not None else _list_text(listed)
+        self._next = iter(listed)
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
@@ -35,7 +38,7 @@ class Schedule:
         """
         form, _, rest = text.partition(":")
         try:
-            if form == "seed":
+            if form == "seed" and rest.isascii():
                 return cls(seed=int(rest))
             if form == "list":
                 answers = [int(part) for part in rest.split(",") if part]
@@ -52,7 +55,7 @@ class Schedule:
             # Two calls of choose must not share bits, and randrange is five times slower than this.
             answer = self._random.getrandbits(24) % n
         else:
-            answer = next(self._given, 0) % n
+            answer = next(self._next, 0) % n
         self.answers.append(answer)
         return answer
 
@@ -60,7 +63,12 @@ class Schedule:
         """The form that `parse` reads; the seed where there is one."""
         if self.seed is not None:
             return f"seed:{self.seed}"
-        answers = list(self.answers)
-        while answers and answers[-1] == 0:
-            answers.pop()
-        return "list:" + ",".join(map(str, answers))
+        return _list_text(self.answers)
+
+
+def _list_text(answers: Sequence[int]) -> str:
+    """A list without its dull end, which goes without saying."""
+    end = len(answers)
+    while end and answers[end - 1] == 0:
+        end -= 1
+    return "list:" + ",".join(map(str, answers[:end]))

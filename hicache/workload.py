@@ -1,9 +1,8 @@
-"""Requests from outside: block traces from files, and seeded agentic conversations.
+"""Requests from outside: the front door, and block traces from files.
 
 A trace is streamed: one line is in memory at a time. Each hash id stands for one page's worth of prompt,
 so an id becomes a page of equal tokens; ids that are equal give pages that are equal, and nothing else is
-known about the text. Conversations are made from a seed, grow by equal amounts, and wait for their
-own answers, as an agent does.
+known about the text. Seeded conversations are in `agentic`.
 """
 
 from __future__ import annotations
@@ -11,24 +10,26 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import random
 import weakref
 import zlib
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from hicache.core import TOKEN_BYTES, Request
-from hicache.errors import ConfigError, WorkloadError
+from hicache.errors import WorkloadError
 
 # Ids beyond this share a second range of tokens, handed out in order of appearance.
 PLAIN_ID_MAX = 1 << 31
+GZIP_MAGIC = b"\x1f\x8b"
 # Tokens of the last, partly filled page where the file gives it no id, and of unknown answers.
 FILLER = b"\xff\xff\xff\xff"
 OUTPUT_TOKENS_MAX = 1 << 24
 INPUT_TOKENS_MAX = 1 << 28
+# A hundred years.
+ARRIVAL_MS_MAX = 1 << 42
+# A prompt of 838,246 tokens in blocks of 16 is a line of half a megabyte.
+LINE_BYTES_MAX = 1 << 26
 
 
 class Workload(Protocol):
@@ -80,7 +81,7 @@ class TraceFile:
         self._replicas = replicas
         self._wide_ids: dict[int, int] = {}
         try:
-            self._raw: IO[bytes] = path.open("rb")
+            self._raw: io.BufferedReader = path.open("rb")
             self._size = max(1, path.stat().st_size)
         except OSError as error:
             raise WorkloadError(f"{path}: {error.strerror or error}") from None
@@ -106,22 +107,28 @@ class TraceFile:
 
     @property
     def fraction(self) -> float:
-        return 1.0 if self._ahead is None else self._raw.tell() / self._size
+        if self._ahead is None:
+            return 1.0
+        # A pipe has no length to be a fraction of.
+        return self._raw.tell() / self._size if self._raw.seekable() else 0.0
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
         """Lines with their numbers from 1; gzip is recognised by its first bytes, not by its name."""
-        magic = self._raw.read(2)
-        self._raw.seek(0)
-        stream: IO[bytes] = self._raw
-        if magic == b"\x1f\x8b":
-            stream = io.BufferedReader(gzip.GzipFile(fileobj=self._raw), 1 << 16)
         number = 0
         try:
-            for line in stream:
+            stream = self._raw
+            if self._raw.peek(2)[:2] == GZIP_MAGIC:
+                stream = io.BufferedReader(gzip.GzipFile(fileobj=self._raw), 1 << 16)
+            while line := stream.readline(LINE_BYTES_MAX + 1):
                 number += 1
+                if len(line) > LINE_BYTES_MAX:
+                    raise WorkloadError(
+                        f"{self.path} line {number}: longer than {LINE_BYTES_MAX} bytes; "
+                        "expected one JSON object a line"
+                    )
                 if line.strip():
                     yield number, line
-        except (EOFError, zlib.error, gzip.BadGzipFile, OSError) as error:
+        except (EOFError, zlib.error, OSError) as error:
             raise WorkloadError(f"{self.path}: cut or damaged after line {number}: {error}") from None
         finally:
             self._raw.close()
@@ -149,10 +156,12 @@ class TraceFile:
         input_tokens = _whole_number(row, "input_length", where, low=1, high=INPUT_TOKENS_MAX)
         output_tokens = _whole_number(row, "output_length", where, low=0, high=OUTPUT_TOKENS_MAX)
         arrival_ms = row.get("timestamp", 0)
-        if isinstance(arrival_ms, bool) or not isinstance(arrival_ms, int | float) or arrival_ms < 0:
+        is_number = isinstance(arrival_ms, int | float) and not isinstance(arrival_ms, bool)
+        # Written this way round, NaN does not pass.
+        if not (is_number and 0 <= arrival_ms <= ARRIVAL_MS_MAX):
             raise WorkloadError(f"{where}: timestamp is {arrival_ms!r}, expected milliseconds from the start")
         session = row.get("session_id", "")
-        if not isinstance(session, str | int):
+        if not isinstance(session, str | int) or not _is_text(str(session)):
             raise WorkloadError(f"{where}: session_id is {session!r}, expected a name or a number")
         return Request(
             rid=f"r{index}",
@@ -189,140 +198,21 @@ class TraceFile:
         return block_id.to_bytes(TOKEN_BYTES, "little")
 
 
+def _is_text(value: str) -> bool:
+    """JSON can spell half a surrogate pair; no log can carry it."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _whole_number(row: dict[str, Any], name: str, where: str, *, low: int, high: int) -> int:
     value = row.get(name)
     if type(value) is not int or not low <= value <= high:
         found = "missing" if value is None else repr(value)
         raise WorkloadError(f"{where}: {name} is {found}, expected a whole number {low}..{high}")
     return value
-
-
-@dataclass(frozen=True, slots=True)
-class AgenticSpec:
-    """Seeded conversations, all alike in length: a shared prefix, then equal growth to `max_context`.
-
-    Attributes:
-        output: tokens of each answer; the rest of a round's growth is what the tools said.
-        shared_prefix: leading tokens that all conversations have in common.
-    """
-
-    conversations: int = 6
-    rounds: int = 8
-    max_context: int = 4096
-    output: int = 32
-    shared_prefix: int = 256
-    seed: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> AgenticSpec:
-        """Read `conversations=32,rounds=86,max-context=160000,output=200,shared-prefix=2000,seed=1`.
-
-        Raises:
-            ConfigError: an unknown key or a value that does not fit.
-        """
-        known = {item.name.replace("_", "-") for item in fields(cls)}
-        spec = cls()
-        for part in filter(None, text.split(",")):
-            key, _, value = part.partition("=")
-            if key in ("aborts", "think") and value == "0":
-                continue
-            if key not in known:
-                raise ConfigError(f"--agentic {part!r}: expected {', '.join(sorted(known))}")
-            if not (value.isascii() and value.isdecimal() and len(value) < 10):
-                raise ConfigError(f"--agentic {part!r}: expected a whole number")
-            spec = replace(spec, **{key.replace("-", "_"): int(value)})
-        spec.check()
-        return spec
-
-    def check(self) -> None:
-        if self.conversations < 1 or self.rounds < 1:
-            raise ConfigError("--agentic: at least one conversation and one round")
-        if self.output < 1 or self.growth <= self.output:
-            raise ConfigError(
-                f"--agentic: each round grows by (max-context - shared-prefix) / rounds = {self.growth} "
-                f"tokens, of which output={self.output} are the answer; at least one must be new input"
-            )
-
-    def text(self) -> str:
-        """What `parse` reads back."""
-        pairs = [(item.name.replace("_", "-"), getattr(self, item.name)) for item in fields(self)]
-        return ",".join(f"{name}={value}" for name, value in pairs)
-
-    @property
-    def growth(self) -> int:
-        """Tokens by which each prompt is longer than the one before."""
-        return max(0, self.max_context - self.shared_prefix) // self.rounds
-
-
-@dataclass(slots=True)
-class _Conversation:
-    """One agent: everything said so far, and whether it waits for an answer."""
-
-    name: str
-    chance: random.Random
-    history: bytes
-    rounds_left: int
-    last_answer: bytes = b""
-
-
-@dataclass(slots=True)
-class Agentic:
-    """Conversations in turn; each sends its next prompt once its last answer has come.
-
-    Request ids count conversations first, so that they do not depend on who answers faster:
-    `c3.t5` is the fifth turn of conversation 3.
-    """
-
-    spec: AgenticSpec
-    replica: int = 0
-    replicas: int = 1
-    limit: int | None = None
-    _ready: deque[_Conversation] = field(default_factory=deque)
-    _asked: dict[str, _Conversation] = field(default_factory=dict)
-    _sent: int = 0
-    _total: int = 0
-
-    def __post_init__(self) -> None:
-        spec = self.spec
-        shared = random.Random(f"{spec.seed}/shared").randbytes(spec.shared_prefix * TOKEN_BYTES)
-        for number in range(self.replica, spec.conversations, self.replicas):
-            chance = random.Random(f"{spec.seed}/{number}")
-            self._ready.append(_Conversation(f"c{number}", chance, shared, spec.rounds))
-        self._total = len(self._ready) * spec.rounds
-        if self.limit is not None:
-            # Replicas take turns, so each gets its share of the first `limit` requests.
-            share = -(-(self.limit - self.replica) // self.replicas)
-            self._total = min(self._total, max(0, share))
-
-    def next(self) -> Request | None:
-        if not self._ready or self.is_exhausted:
-            return None
-        talk = self._ready.popleft()
-        spec = self.spec
-        turn = spec.rounds - talk.rounds_left + 1
-        prompt_tokens = spec.shared_prefix + turn * spec.growth
-        missing = prompt_tokens - len(talk.history) // TOKEN_BYTES
-        talk.history += talk.chance.randbytes(missing * TOKEN_BYTES)
-        talk.last_answer = talk.chance.randbytes(spec.output * TOKEN_BYTES)
-        talk.rounds_left -= 1
-        rid = f"{talk.name}.t{turn}"
-        self._asked[rid] = talk
-        self._sent += 1
-        return Request(rid, talk.history, talk.last_answer, spec.output, talk.name)
-
-    def finished(self, rid: str) -> None:
-        talk = self._asked.pop(rid)
-        talk.history += talk.last_answer
-        if talk.rounds_left:
-            self._ready.append(talk)
-
-    @property
-    def is_exhausted(self) -> bool:
-        return self._sent >= self._total
-
-    @property
-    def fraction(self) -> float:
-        return self._sent / self._total if self._total else 1.0
 
 
 class FrontDoor:

@@ -17,7 +17,7 @@ from pathlib import Path
 from consensus_checker.check import check
 from hicache.config import Config
 from hicache.sim.world import Plan, simulate
-from hicache.workload import AgenticSpec
+from hicache.agentic import AgenticSpec
 from hicache.zoo import SCENARIOS
 from tests.hicache.sim.test_world import TOPOLOGIES, disturbed
 from tests.support.runs import agentic_plan, of_kind, records

@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("hicache.probes",),
     ("hicache.control",),
     ("hicache.transport",),
-    ("hicache.rank", "hicache.workload"),
+    ("hicache.rank", "hicache.workload", "hicache.agentic"),
     ("hicache.sim",),
     ("hicache.zoo",),
 )

@@ -4,7 +4,9 @@
     |- on device -|- load back ------|- to compute (at least 1) -|
 
 The loop ends at the first request that finds no room, so its trip count must come from agreed facts
-alone: agreed room and this tree's own counters, which are equal on every rank.
+alone: agreed room and this tree's own counters, which are equal on every rank. Pages to load back are
+taken inside the loop; pages to compute only after it, for the whole batch, so that no request of a
+batch loses the prefix that another one's pages are taken from.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ class Active:
         inserted_pages: leading pages it has handed to the tree itself.
         node: where its device lock is.
         prefix_tokens: tokens it did not have to compute.
+        pages_due: pages it has been promised and gets when the batch is complete.
     """
 
     request: Request
@@ -42,6 +45,7 @@ class Active:
     inserted_pages: int = 0
     node: Node | None = None
     prefix_tokens: int = 0
+    pages_due: int = 0
     decode_steps_left: int = 0
     abort_reason: str = ""
 
@@ -88,7 +92,8 @@ class Admission:
         refused: list[Active] = []
         while waiting:
             active = waiting[0]
-            verdict = self._admit(active, running_count + len(admitted))
+            pages_due = sum(earlier.pages_due for earlier in admitted)
+            verdict = self._admit(active, running_count + len(admitted), pages_due)
             if verdict == "no_room":
                 break
             waiting.popleft()
@@ -97,9 +102,13 @@ class Admission:
             else:
                 active.abort_reason = verdict
                 refused.append(active)
+        for active in admitted:
+            active.slots += self._cache.alloc_device(active.pages_due)
+            active.pages_due = 0
         return admitted, refused
 
-    def _admit(self, active: Active, running_count: int) -> str:
+    def _admit(self, active: Active, running_count: int, pages_due: int) -> str:
+        """Decide on one request and lock its prefix; `pages_due` are promised to others of the batch."""
         cache, request = self._cache, active.request
         input_tokens = request.input_tokens
         # At least one token must be computed: its hidden state is what the answer starts from.
@@ -122,7 +131,7 @@ class Admission:
         room = cache.tiers.device_room
         if room.page_count and pages_total > room.page_count:
             verdict = "too_long"
-        elif not cache.can_hold(pages_needed):
+        elif not cache.can_hold(pages_needed + pages_due):
             verdict = "no_room"
         if verdict != "admitted":
             self._probes.admit(request.rid, verdict, pages_needed, 0, 0, 0, 0, *facts)
@@ -149,7 +158,7 @@ class Admission:
         return verdict
 
     def _take(self, active: Active, match: Match, host_pages: int, pages_needed: int) -> None:
-        """Give `active` the pages that were decided on."""
+        """Lock what `active` reads, start loading what the host has, and promise it the rest."""
         cache = self._cache
         node = match.node
         if host_pages:
@@ -160,7 +169,8 @@ class Admission:
             node = match.device_node
         prefix_pages = match.device_pages + host_pages
         active.node = node
-        active.slots = cache.tree.device_slots(node) + cache.alloc_device(pages_needed - host_pages)
+        active.slots = cache.tree.device_slots(node)
+        active.pages_due = pages_needed - host_pages
         active.owned_pages = prefix_pages
         active.inserted_pages = 0
         active.prefix_tokens = prefix_pages * self._page_tokens

@@ -52,14 +52,20 @@ class MinThenChain:
 
     async def agree(self, local: Counts, *, transfers_in_flight: int) -> Counts:
         transport = self._transport
-        values = local.vector()
         if self._pp_rank == 0:
-            values = await transport.all_reduce("cp", values, op="min", purpose=PURPOSE, channel=CHANNEL)
-            values = await transport.all_reduce("tp", values, op="min", purpose=PURPOSE, channel=CHANNEL)
+            values = await self.reduce(local, transfers_in_flight=transfers_in_flight)
         else:
-            values = await transport.receive_previous(numel=len(values), purpose=PURPOSE, channel=CHANNEL)
+            numel = len(local.vector())
+            values = await transport.receive_previous(numel=numel, purpose=PURPOSE, channel=CHANNEL)
         await transport.send_next(values, numel=len(values), purpose=PURPOSE, channel=CHANNEL)
         return Counts(*values)
+
+    async def reduce(self, local: Counts, *, transfers_in_flight: int) -> list[int]:
+        """Stage 0's part: the minimum over its context ranks, then over its tensor ranks."""
+        transport = self._transport
+        values = local.vector()
+        values = await transport.all_reduce("cp", values, op="min", purpose=PURPOSE, channel=CHANNEL)
+        return await transport.all_reduce("tp", values, op="min", purpose=PURPOSE, channel=CHANNEL)
 
 
 class Reservations(Protocol):

@@ -326,7 +326,7 @@ class Cache:
 
     # Load back: host to device
 
-    def load_back(self, match: Match) -> list[Slot]:
+    def load_back(self, match: Match) -> None:
         """Give the host part of a match device pages and queue the copy. The caller holds its lock.
 
         The pages are in the tree at once: a later request may match them, and waits for the same copy.
@@ -341,7 +341,6 @@ class Cache:
             locks.lock_host(node)
         locks.lock(tree, match.node)
         self.load_queue.append(QueuedLoad(match.node, nodes))
-        return slots
 
     def start_loading(self) -> None:
         """Submit every queued load as one merged transfer with one ack."""

@@ -19,15 +19,18 @@ class LeafQueue:
         test: the property of a node that says whether it may be evicted now.
     """
 
-    __slots__ = ("_heap", "_test")
+    __slots__ = ("_heap", "_queued", "_test")
 
     def __init__(self, test: Literal["is_device_leaf", "is_host_leaf"]) -> None:
         self._test = test
         self._heap: list[tuple[float, int, Node]] = []
+        # One entry a node is enough: it is put right when it comes up.
+        self._queued: set[int] = set()
 
     def offer(self, node: Node) -> None:
         """Take note of a node that has just become evictable; others are passed over."""
-        if getattr(node, self._test):
+        if node.id not in self._queued and getattr(node, self._test):
+            self._queued.add(node.id)
             heapq.heappush(self._heap, (node.last_access, node.id, node))
 
     def pop(self) -> Node | None:
@@ -37,13 +40,15 @@ class LeafQueue:
             offered, _, node = heap[0]
             if not getattr(node, self._test):
                 heapq.heappop(heap)
+                self._queued.discard(node.id)
             elif node.last_access != offered:
                 heapq.heapreplace(heap, (node.last_access, node.id, node))
             else:
                 heapq.heappop(heap)
+                self._queued.discard(node.id)
                 return node
         return None
 
-    def __len__(self) -> int:
-        """Entries in line, stale ones included."""
-        return len(self._heap)
+    def __contains__(self, node: Node) -> bool:
+        """Is it in line? It may have ceased to be evictable since."""
+        return node.id in self._queued

@@ -19,10 +19,9 @@ from hicache.control.admission import Active, Admission
 from hicache.control.cache import Cache
 from hicache.control.event_round import EventRound
 from hicache.core import DIGEST_BYTES, TOKEN_BYTES, Request
-from hicache.errors import NoProgressError
 from hicache.ledger import FORWARD as WRITTEN_BY_FORWARD
 from hicache.ledger import Ledger, split_digests
-from hicache.loop import PAUSE
+from hicache.loop import PAUSE, never
 from hicache.ports import Source, Transport
 from hicache.probes import Probes
 
@@ -101,19 +100,22 @@ class Scheduler:
         elif self._running:
             await self._decode()
         elif not (mail.requests or has_events or refused):
-            self._count_idle_step()
+            await self._stand_idle()
             return True
         self._idle_steps = 0
         return True
 
-    def _count_idle_step(self) -> None:
-        """Nothing happens while a copy is under way; for ever is too long."""
+    async def _stand_idle(self) -> None:
+        """Nothing happens while a copy is under way; but not for ever.
+
+        Every rank counts the same steps, so all of them stop at the same place, outside of any meeting.
+        """
         self._idle_steps += 1
         if self._idle_steps > IDLE_STEPS_MAX:
             cache = self._cache
-            raise NoProgressError(
-                f"nothing has happened for {IDLE_STEPS_MAX} steps: {len(self._waiting)} requests wait, "
-                f"{len(cache.writes)} writes and {len(cache.loads)} loads are in flight"
+            await never(
+                f"nothing for {IDLE_STEPS_MAX} steps: {len(self._waiting)} requests waiting, "
+                f"{len(cache.writes)} writes and {len(cache.loads)} loads in flight"
             )
 
     # Requests
@@ -209,7 +211,12 @@ class Scheduler:
         wrong = device.check(active.slots[:prefix_pages], active.digests[: prefix_pages * DIGEST_BYTES])
         if wrong is not None:
             self._probes.wrong_page(
-                active.rid, wrong.page_index, wrong.slot, wrong.found.hex(), wrong.expected.hex()
+                active.rid,
+                wrong.page_index,
+                wrong.slot,
+                wrong.writer,
+                wrong.found.hex(),
+                wrong.expected.hex(),
             )
         own = split_digests(active.digests[prefix_pages * DIGEST_BYTES :])
         device.write(active.slots[prefix_pages : prefix_pages + len(own)], own, writer=WRITTEN_BY_FORWARD)
@@ -289,6 +296,11 @@ class Scheduler:
     def _audit(self) -> None:
         """The books at the end: every page is free or in the tree, as this rank and the group count."""
         tree, tiers = self._cache.tree, self._cache.tiers
+        for node in tree.walk():
+            assert not (node.lock_count or node.host_lock_count or node.write_pending), (
+                f"{node} is still held at the end: host locks {node.host_lock_count}, "
+                f"write pending {node.write_pending}"
+            )
         for pool, memory, room, evictable, protected in (
             ("device", tiers.device, tiers.device_room, tree.evictable_pages, tree.protected_pages),
             ("host", tiers.host, tiers.host_room, tree.host_pages, 0),

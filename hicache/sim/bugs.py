@@ -23,14 +23,15 @@ class SkipWhenNothingFinished(MinThenChain):
     """Stays away from the reduction when none of this rank's own copies has finished.
 
     The belief behind it: copies are submitted alike on every rank, so they finish alike. With
-    nothing in flight it still takes part, as the report it is modelled on did in its first version.
+    nothing in flight it takes part, so that it differs from the right way only where a rank's own
+    completions decide.
     Source: sglang issues 26921 and 27489.
     """
 
-    async def agree(self, local: Counts, *, transfers_in_flight: int) -> Counts:
+    async def reduce(self, local: Counts, *, transfers_in_flight: int) -> list[int]:
         if transfers_in_flight and not local.writes and not local.loads:
-            return local
-        return await super().agree(local, transfers_in_flight=transfers_in_flight)
+            return local.vector()
+        return await super().reduce(local, transfers_in_flight=transfers_in_flight)
 
 
 class OwnMemoryDecides(ReserveThenVote):

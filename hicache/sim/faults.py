@@ -48,8 +48,9 @@ class Fault:
         keys = VERBS.get(verb)
         if keys is None:
             raise ConfigError(f"--fault {text!r}: no fault {verb!r}; expected {EXAMPLES}")
-        given = dict(part.partition("=")[::2] for part in rest.split(",") if part)
-        if set(given) != set(keys):
+        parts = [part.partition("=")[::2] for part in rest.split(",") if part]
+        given = dict(parts)
+        if set(given) != set(keys) or len(parts) != len(keys):
             raise ConfigError(f"--fault {text!r}: {verb} takes exactly {', '.join(keys)}")
         words: dict[str, str] = {}
         numbers: dict[str, int] = {}

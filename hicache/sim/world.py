@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from hicache.config import Config
 from hicache.control.pools import SlotMemory
-from hicache.errors import AckError, NoProgressError, PoolError
+from hicache.errors import AckError, PoolError
 from hicache.ledger import Ledger
 from hicache.loop import Loop, Task
 from hicache.probes import KINDS, Probes
@@ -154,10 +154,11 @@ class _Job:
         ]
         self._tracers: list[Tracer] = []
         self._sinks: list[Sink] = []
-        named = (plan.workload_name, str(plan.schedule))
-        self._run_id = config.digest(*named, *plan.fault_texts, "bugs", *plan.bug_names)
-        # Not from the run id: a run and its healthy twin must be comparable page by page.
-        key_text = "digests " + config.digest(*named)
+        self._run_id = config.digest(
+            plan.workload_name, plan.schedule.given, *plan.fault_texts, "bugs", *plan.bug_names
+        )
+        # Not from the run id: a run, its replay and its healthy twin must be comparable page by page.
+        key_text = "digests " + config.digest(plan.workload_name)
         self._digest_key = hashlib.blake2b(key_text.encode(), digest_size=16).digest()
 
     def start(self, parts: Parts) -> None:
@@ -192,15 +193,14 @@ class _Job:
     def run(self, progress: Progress | None) -> None:
         count = 0
 
-        def look() -> bool:
+        def look() -> None:
             nonlocal count
             count += 1
             if progress is not None and count % PROGRESS_INTERVAL == 0:
                 fractions = [door.workload.fraction for door in self._doors]
                 progress(sum(door.served for door in self._doors), sum(fractions) / len(fractions))
-            return False
 
-        self._loop.run(is_stopped=look if progress is not None else None)
+        self._loop.run(on_switch=look if progress is not None else None)
 
     def end(self) -> Result:
         """Close the logs and say how it went.
@@ -211,11 +211,7 @@ class _Job:
         tasks = self._loop.tasks
         failed = next(((rank, task.error) for rank, task in enumerate(tasks) if task.error), None)
         error = failed[1] if failed is not None else None
-        outcome: Outcome = "completed"
-        if isinstance(error, NoProgressError) or (error is None and self._loop.parked):
-            outcome = "hung"
-        elif error is not None:
-            outcome = "crashed"
+        outcome: Outcome = "crashed" if error is not None else "hung" if self._loop.parked else "completed"
         parked = {
             rank: task.waits_for.reason
             for rank, task in enumerate(tasks)
@@ -227,9 +223,7 @@ class _Job:
         result = self._result(outcome, f"rank {failed[0]}: {error}" if failed is not None else "", parked)
         self._write_summary(result.outcome, result)
         # Ranks that have come apart end like this. Anything else is the workload's fault or ours.
-        if error is not None and not isinstance(
-            error, AckError | AssertionError | NoProgressError | PoolError
-        ):
+        if error is not None and not isinstance(error, AckError | AssertionError | PoolError):
             raise error
         return result
 

@@ -7,7 +7,7 @@ never completes. Only the log knows the purposes, which is how the checker knows
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +24,9 @@ FORWARD_TOKEN_NS = 10_000
 RECORD_NS = 1_000
 
 REDUCTIONS: dict[str, Callable[..., int]] = {"min": min, "max": max, "sum": lambda *values: sum(values)}
+# What a collective's two sides must have in common: the operation and the number of elements. How
+# to reduce is each member's own affair, and nobody compares it.
+Shape = tuple[str, int]
 
 
 class VirtualClock:
@@ -43,7 +46,7 @@ class VirtualClock:
 class _Call:
     """The k-th call on a group, while its members arrive."""
 
-    shape: tuple[str, int]
+    shape: Shape
     arrived: dict[int, tuple[Any, Signal]] = field(default_factory=dict)
     is_mismatched: bool = False
 
@@ -54,8 +57,14 @@ class _Group:
 
     name: str
     members: tuple[int, ...]
-    next_seq: dict[int, int] = field(default_factory=dict)
+    # rank -> calls it has made; whatever lane of it makes one, it is the next of that rank.
+    made: Counter[int] = field(default_factory=Counter)
     calls: dict[int, _Call] = field(default_factory=dict)
+
+    def next_seq(self, rank: int) -> int:
+        seq = self.made[rank]
+        self.made[rank] += 1
+        return seq
 
 
 @dataclass(slots=True)
@@ -65,9 +74,23 @@ class _Channel:
     name: str
     messages: deque[tuple[int, Any]] = field(default_factory=deque)
     receiver: tuple[int, Signal] | None = None
-    unread: list[Signal] = field(default_factory=list)
+    unread: deque[Signal] = field(default_factory=deque)
     sent: int = 0
     received: int = 0
+
+    def deliver(self) -> None:
+        """Hand the oldest message to the receive that waits, if it is as long as that expects.
+
+        A receive of another length never completes, as on a real pair of sockets; what comes later
+        does not overtake.
+        """
+        if self.receiver is None or not self.messages:
+            return
+        numel, signal = self.receiver
+        if self.messages[0][0] == numel:
+            self.receiver = None
+            self.unread.popleft().fire()
+            signal.fire(self.messages.popleft()[1])
 
 
 class SimNetwork:
@@ -91,7 +114,7 @@ class SimNetwork:
         name = f"{self.topology.group_name('pp', channel, sender)}:{sender.pp}"
         return self._channels.setdefault(name, _Channel(name))
 
-    async def meet(self, group: _Group, seq: int, rank: int, shape: tuple[str, int], value: Any) -> list[Any]:
+    async def meet(self, group: _Group, seq: int, rank: int, shape: Shape, value: Any) -> list[Any]:
         """Everybody's values, in order of members, once all have come with the same shape."""
         call = group.calls.setdefault(seq, _Call(shape))
         signal = self.loop.signal(f"{shape[0]} {group.name} #{seq}")
@@ -118,7 +141,6 @@ class SimTransport:
         self._at = network.topology.coordinates(rank)
         self._probes = probes
         self._found: dict[tuple[str, str], _Group | None] = {}
-        self._seq: dict[str, int] = {}
 
     def _group(self, axis: Axis, channel: str) -> _Group | None:
         key = (axis, channel)
@@ -126,20 +148,15 @@ class SimTransport:
             self._found[key] = self._network.group(axis, channel, self._at)
         return self._found[key]
 
-    def _next_seq(self, name: str) -> int:
-        seq = self._seq.get(name, 0)
-        self._seq[name] = seq + 1
-        return seq
-
     async def _meet(
-        self, group: _Group, axis: Axis, purpose: str, op: str, numel: int, value: Any
+        self, group: _Group, axis: Axis, purpose: str, op: str, reduce: str, numel: int, value: Any
     ) -> list[Any]:
-        seq = self._next_seq(group.name)
-        self._probes.meeting_enter(axis, purpose, op, numel, group.name, seq, None)
+        seq = group.next_seq(self._rank)
+        self._probes.meeting_enter(axis, purpose, op, reduce, numel, group.name, seq, None)
         rows = await self._network.meet(group, seq, self._rank, (op, numel), (self._clock.time_ns, value))
         # Nobody leaves before the last has come.
         self._clock.time_ns = max(time_ns for time_ns, _ in rows)
-        self._probes.meeting_leave(axis, purpose, op, numel, group.name, seq, None)
+        self._probes.meeting_leave(axis, purpose, op, reduce, numel, group.name, seq, None)
         return [value for _, value in rows]
 
     async def all_reduce(
@@ -148,7 +165,7 @@ class SimTransport:
         group = self._group(axis, channel)
         if group is None:
             return list(values)
-        rows = await self._meet(group, axis, purpose, f"all_reduce_{op}", len(values), list(values))
+        rows = await self._meet(group, axis, purpose, "all_reduce", op, len(values), list(values))
         reduce = REDUCTIONS[op]
         return [reduce(*column) for column in zip(*rows, strict=True)]
 
@@ -157,13 +174,13 @@ class SimTransport:
             self._clock.time_ns += FORWARD_NS + numel * FORWARD_TOKEN_NS
         group = self._group(axis, channel)
         if group is not None:
-            await self._meet(group, axis, purpose, "all_reduce_sum", numel, None)
+            await self._meet(group, axis, purpose, "all_reduce", "sum", numel, None)
 
     async def broadcast(self, axis: Axis, message: Any, *, purpose: str, channel: str) -> Any:
         group = self._group(axis, channel)
         if group is None:
             return message
-        rows = await self._meet(group, axis, purpose, "broadcast", 1, message)
+        rows = await self._meet(group, axis, purpose, "broadcast", "", 1, message)
         return rows[0]
 
     async def send_next(self, message: Any, *, numel: int, purpose: str, channel: str) -> None:
@@ -172,19 +189,12 @@ class SimTransport:
             return
         out = self._network.channel(channel, at)
         peer = topology.rank_at(dp=at.dp, pp=at.pp + 1, cp=at.cp, tp=at.tp)
-        self._probes.meeting_enter("pp", purpose, "send", numel, out.name, out.sent, peer)
+        self._probes.meeting_enter("pp", purpose, "send", "", numel, out.name, out.sent, peer)
         out.unread.append(self._network.loop.signal(f"taken {out.name} #{out.sent}"))
         out.sent += 1
-        if out.receiver is not None:
-            # A receive of another length never completes, as on a real socket pair.
-            wanted, signal = out.receiver
-            out.messages.append((numel, message))
-            if wanted == numel:
-                out.receiver = None
-                signal.fire()
-        else:
-            out.messages.append((numel, message))
-        self._probes.meeting_leave("pp", purpose, "send", numel, out.name, out.sent - 1, peer)
+        out.messages.append((numel, message))
+        out.deliver()
+        self._probes.meeting_leave("pp", purpose, "send", "", numel, out.name, out.sent - 1, peer)
 
     async def receive_previous(self, *, numel: int, purpose: str, channel: str) -> Any:
         topology, at = self._network.topology, self._at
@@ -194,14 +204,12 @@ class SimTransport:
         peer = topology.rank_at(dp=at.dp, pp=at.pp - 1, cp=at.cp, tp=at.tp)
         seq = inbox.received
         inbox.received += 1
-        self._probes.meeting_enter("pp", purpose, "recv", numel, inbox.name, seq, peer)
-        if not inbox.messages or inbox.messages[0][0] != numel:
-            signal = self._network.loop.signal(f"recv {inbox.name} #{seq}")
-            inbox.receiver = (numel, signal)
-            await signal
-        _, message = inbox.messages.popleft()
-        inbox.unread.pop(0).fire()
-        self._probes.meeting_leave("pp", purpose, "recv", numel, inbox.name, seq, peer)
+        self._probes.meeting_enter("pp", purpose, "recv", "", numel, inbox.name, seq, peer)
+        signal = self._network.loop.signal(f"recv {inbox.name} #{seq}")
+        inbox.receiver = (numel, signal)
+        inbox.deliver()
+        message = await signal
+        self._probes.meeting_leave("pp", purpose, "recv", "", numel, inbox.name, seq, peer)
         return message
 
     async def drain_sends(self, channel: str) -> None:

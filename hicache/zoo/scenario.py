@@ -10,13 +10,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hicache.agentic import Agentic, AgenticSpec
 from hicache.config import Config
 from hicache.schedule import Schedule
 from hicache.sim.bugs import find_bugs
 from hicache.sim.faults import Fault, FaultPlan
 from hicache.sim.world import Plan
 from hicache.topology import Topology
-from hicache.workload import Agentic, AgenticSpec
 
 
 def varied_spec(seed: int) -> AgenticSpec:

@@ -79,3 +79,17 @@ def test_firing_a_signal_twice_is_a_programmers_error() -> None:
     signal.fire()
     with pytest.raises(AssertionError, match="fired twice: once"):
         signal.fire()
+
+
+def test_two_lanes_on_one_signal_are_a_programmers_error() -> None:
+    loop = Loop(Schedule())
+    signal = loop.signal("shared")
+
+    async def wait() -> None:
+        await signal
+
+    loop.spawn("first", wait())
+    loop.spawn("second", wait())
+    with pytest.raises(AssertionError, match="two lanes wait for shared"):
+        loop.run()
+    loop.close()

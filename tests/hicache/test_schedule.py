@@ -42,3 +42,12 @@ def test_trailing_dull_answers_are_not_printed() -> None:
 def test_a_schedule_that_is_neither_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="expected seed:N"):
         Schedule.parse(text)
+
+
+def test_an_answer_of_a_list_is_taken_modulo_the_choices() -> None:
+    assert Schedule(answers=[7]).choose(5, "test") == 2
+
+
+def test_a_list_says_what_was_given_before_anything_is_chosen() -> None:
+    assert Schedule(answers=[1, 0, 2, 0]).given == "list:1,0,2"
+    assert Schedule(seed=4).given == "seed:4"

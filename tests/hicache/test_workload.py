@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from hicache.agentic import Agentic, AgenticSpec
 from hicache.core import Request
 from hicache.errors import ConfigError, WorkloadError
-from hicache.workload import Agentic, AgenticSpec, FrontDoor, TraceFile, Workload
+from hicache.workload import FrontDoor, TraceFile, Workload
 
 
 def write(path: Path, *rows: object) -> Path:

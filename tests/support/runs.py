@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from hicache.agentic import Agentic, AgenticSpec
 from hicache.config import Config
 from hicache.probes import KINDS
 from hicache.schedule import Schedule
 from hicache.sim.faults import Fault, FaultPlan
 from hicache.sim.world import Plan, Result, simulate
-from hicache.workload import Agentic, AgenticSpec
 
 KIND_BY_NAME = {kind.name: kind for kind in KINDS}
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from hicache.agentic import AgenticSpec
 from hicache.config import Config
 from hicache.control.agreement import ReserveThenVote
 from hicache.topology import Topology
-from hicache.workload import AgenticSpec
 from tests.support.runs import agentic_plan, of_kind, run_in_memory
 
 SPEC = AgenticSpec(conversations=3, rounds=4, max_context=2000, output=16, shared_prefix=64)

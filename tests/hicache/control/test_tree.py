@@ -147,6 +147,81 @@ def test_an_unlock_too_many_is_a_programmers_error() -> None:
         locks.unlock(tree, node)
 
 
+def test_an_insert_makes_its_whole_path_recent() -> None:
+    tree = Tree(PAGE_BYTES)
+    insert(tree, [1], [10])
+    other = insert(tree, [2], [11]).node
+    insert(tree, [1], [12])
+    assert tree.device_leaves.pop() is other
+
+
+def test_of_one_path_the_deeper_node_is_the_newer() -> None:
+    tree = Tree(PAGE_BYTES)
+    parent = insert(tree, [1], [10]).node
+    child = insert(tree, [1, 2], [10, 11], owned=1).node
+    assert parent.last_access < child.last_access
+    tree.match(tokens(1, 2), 2)
+    assert parent.last_access < child.last_access
+
+
+def test_both_halves_of_a_split_are_as_old_as_the_node_was() -> None:
+    tree = Tree(PAGE_BYTES)
+    node = insert(tree, [1, 2], [10, 11]).node
+    node.hit_count = 3
+    before = node.last_access
+    front = tree.split(node, 1, [])
+    assert (front.last_access, node.last_access) == (before, before)
+    assert (front.hit_count, node.hit_count) == (3, 3)
+
+
+def test_a_split_under_a_load_keeps_the_host_lock_on_both_halves() -> None:
+    tree = Tree(PAGE_BYTES)
+    node = insert(tree, [1, 2], [10, 11]).node
+    tree.set_host(node, [50, 51])
+    locks.lock_host(node)
+    actions: list[object] = []
+    front = tree.split(node, 1, actions)  # type: ignore[arg-type]
+    assert actions == [SplitNotice(front, node)]
+    assert (front.host_lock_count, node.host_lock_count) == (1, 1)
+
+
+def test_a_host_lock_keeps_a_node_on_the_host_and_its_release_offers_it() -> None:
+    tree = Tree(PAGE_BYTES)
+    node = insert(tree, [1], [10]).node
+    tree.set_host(node, [50])
+    locks.lock_host(node)
+    tree.clear_device(node)
+    assert tree.host_leaves.pop() is None
+    locks.unlock_host(tree, node)
+    assert tree.host_leaves.pop() is node
+
+
+def test_a_parent_on_the_host_alone_is_offered_when_its_last_child_goes() -> None:
+    tree = Tree(PAGE_BYTES)
+    parent = insert(tree, [1], [10]).node
+    child = insert(tree, [1, 2], [10, 11], owned=1).node
+    for node, slot in ((parent, 50), (child, 51)):
+        tree.set_host(node, [slot])
+    for node in (child, parent):
+        tree.clear_device(node)
+    assert tree.host_leaves.pop() is child
+    assert tree.host_leaves.pop() is None
+    tree.clear_host(child)
+    tree.remove(child)
+    assert tree.host_leaves.pop() is parent
+
+
+def test_the_leaf_queue_holds_a_node_once_however_often_it_is_offered() -> None:
+    tree = Tree(PAGE_BYTES)
+    node = insert(tree, [1], [10]).node
+    for _ in range(1000):
+        tree.match(tokens(1), 1)
+        locks.lock(tree, node)
+        locks.unlock(tree, node)
+    assert len(tree.device_leaves._heap) == 1
+    assert tree.device_leaves.pop() is node
+
+
 class Mirror:
     """What the tree should know: every page path on the device, and those on the host only."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 from hicache.loop import PAUSE, Loop
 from hicache.probes import Probes
 from hicache.schedule import Schedule
@@ -117,12 +119,62 @@ def test_a_stage_receives_in_order_and_a_sender_can_wait_until_it_has() -> None:
     assert order == ["sent", "received", "drained"]
 
 
-def test_a_message_of_another_length_is_never_received() -> None:
+@pytest.mark.parametrize("pauses", [(0, 3), (3, 0)], ids=["sent first", "received first"])
+def test_a_message_of_another_length_is_never_received_nor_overtaken(pauses: tuple[int, int]) -> None:
     async def first(transport: SimTransport) -> None:
-        await transport.send_next("x", numel=2, purpose="p", channel="main")
+        for _ in range(pauses[0]):
+            await PAUSE
+        await transport.send_next("three", numel=3, purpose="p", channel="main")
+        await transport.send_next("five", numel=5, purpose="p", channel="main")
 
     async def second(transport: SimTransport) -> Any:
-        return await transport.receive_previous(numel=1, purpose="p", channel="main")
+        for _ in range(pauses[1]):
+            await PAUSE
+        return await transport.receive_previous(numel=5, purpose="p", channel="main")
 
-    _, loop = meet(Topology(pp=2), first, second)
+    results, loop = meet(Topology(pp=2), first, second)
+    assert results == [None, None]
     assert [task.name for task in loop.parked] == ["1"]
+
+
+def test_how_to_reduce_is_each_members_own_affair() -> None:
+    def reduce_by(op: Any) -> Lane:
+        return lambda transport: transport.all_reduce("tp", [3], op=op, purpose="p", channel="main")
+
+    results, _ = meet(Topology(tp=2), reduce_by("min"), reduce_by("sum"))
+    assert results == [[3], [6]]
+
+
+def test_two_lanes_of_a_rank_share_the_order_of_a_group() -> None:
+    """The second lane's call is the rank's second call, not its own first."""
+    loop = Loop(Schedule())
+    network = SimNetwork(Topology(tp=2), loop)
+    got: dict[str, list[int]] = {}
+
+    async def call(name: str, rank: int, value: int) -> None:
+        clock = VirtualClock()
+        transport = SimTransport(network, rank, Probes(Tracer(NullSink(), {}, clock.now_ns)), clock)
+        got[name] = await transport.all_reduce("tp", [value], op="sum", purpose="p", channel="main")
+
+    for name, rank, value in (("a", 0, 1), ("b", 0, 10), ("c", 1, 100), ("d", 1, 1000)):
+        loop.spawn(name, call(name, rank, value))
+    loop.run()
+    assert got == {"a": [101], "b": [1010], "c": [101], "d": [1010]}
+
+
+def test_nobody_leaves_a_meeting_before_the_last_has_come() -> None:
+    loop = Loop(Schedule())
+    network = SimNetwork(Topology(tp=2), loop)
+    left: list[int] = []
+
+    async def call(rank: int, time_ns: int) -> None:
+        clock = VirtualClock()
+        clock.time_ns = time_ns
+        transport = SimTransport(network, rank, Probes(Tracer(NullSink(), {}, clock.now_ns)), clock)
+        await transport.all_reduce("tp", [1], op="min", purpose="p", channel="main")
+        left.append(clock.time_ns)
+
+    loop.spawn("early", call(0, 1_000))
+    loop.spawn("late", call(1, 9_000))
+    loop.run()
+    assert left == [9_000, 9_000]
