@@ -6,12 +6,13 @@ import os
 import sys
 from pathlib import Path
 
-from benchmarks import conversation, evictions, tree
+from benchmarks import commands, conversation, evictions, tree
 
 TRACE = "traces/mooncake_conversation_b512.jsonl.gz"
 
 
 def main() -> int:
+    commands.main()
     tree.main()
     folder = os.environ.get("HICACHE_DATA", "")
     path = Path(folder) / TRACE

@@ -5,6 +5,7 @@ Needs the public conversation trace: HICACHE_DATA names the folder (README, sect
 
 from __future__ import annotations
 
+import resource
 import shutil
 import tempfile
 import time
@@ -69,3 +70,4 @@ def main(path: Path) -> None:
     print(f"  records            {records:>9,}   {size / 1e6:.0f} MB, {per_step:.1f} a step and rank")
     print(f"  hits by request    {seconds['hits']:6.1f} s   token hit rate {100 * found.hit_rate:.1f} %")
     print(f"  check              {seconds['check']:6.1f} s   {verdict.kind}")
+    print(f"  peak memory        {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:6.2f} GB")

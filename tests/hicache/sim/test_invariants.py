@@ -133,3 +133,20 @@ def test_the_dense_worlds_reach_what_they_are_for() -> None:
     assert {"evict", "evict_host", "load_back", "backup_cancel", "transfer_ack"} <= seen
     assert declined, "no load back was declined"
     assert splits, "no node was split under a copy"
+
+
+def test_a_request_counts_each_of_its_nodes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its prompt is inserted when it is computed, and again with the answer."""
+    seen: dict[int, int] = {}
+    iterate = Scheduler._iterate
+
+    async def iterate_and_look(self: Scheduler) -> bool:
+        goes_on = await iterate(self)
+        seen.update({node.id: node.hit_count for node in self._cache.tree.walk()})
+        return goes_on
+
+    monkeypatch.setattr(Scheduler, "_iterate", iterate_and_look)
+    request = Request("q", pack([1] * 8), pack([2] * 9), 9)
+    config = Config(page_size_tokens=4, concurrency=1)
+    run_in_memory(Plan(config, "one", lambda replica: Listed([request]), Schedule(seed=1)))
+    assert seen == {1: 1, 2: 1}
