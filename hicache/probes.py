@@ -130,8 +130,10 @@ BACKUP_CANCEL = Kind(
     local=("reserved", "host_pages_free", "write_queue_len"),
 )
 
-# Written twice: phase `call` before the group meets, with what this rank sees; phase `return` with
-# what the group agreed. Later pipeline stages adopt stage 0's counts and never poll their own.
+# Written twice: phase `call` before the group meets, with the state that all ranks should have in
+# common and with what this rank alone sees; phase `return` with what the group agreed. A lock or a page
+# that was lost on one rank shows here one round later, not when somebody needs it. Later pipeline stages
+# adopt stage 0's counts and never poll their own.
 EVENT_ROUND = Kind(
     "event_round",
     "decision",
@@ -141,9 +143,13 @@ EVENT_ROUND = Kind(
         "writes_in_flight",
         "loads_in_flight",
         "write_queue_len",
-        "writes_agreed",
+        "nodes_created",
+        "evictable_pages",
+        "protected_pages",
+        "backed_pages",
         "loads_agreed",
         "backups_agreed",
+        "writes_agreed",
     ),
     local=("writes_done", "loads_done", "backups_reserved", "host_pages_free", "device_pages_free"),
     leader="pp",
@@ -154,6 +160,10 @@ EVENT_ROUND_CALL = (
     "writes_in_flight",
     "loads_in_flight",
     "write_queue_len",
+    "nodes_created",
+    "evictable_pages",
+    "protected_pages",
+    "backed_pages",
     "writes_done",
     "loads_done",
     "backups_reserved",

@@ -29,7 +29,7 @@ class EventRound:
 
     async def run(self) -> bool:
         """Take part in one round; returns whether it applied or started anything."""
-        cache = self._cache
+        cache, tree = self._cache, self._cache.tree
         await self._transport.drain_sends(CHANNEL)
         self._round += 1
         # A later stage adopts stage 0's counts, so it has no business polling its own copies.
@@ -41,6 +41,10 @@ class EventRound:
             len(cache.writes),
             len(cache.loads),
             len(cache.write_queue),
+            tree.nodes_created,
+            tree.evictable_pages,
+            tree.protected_pages,
+            tree.host_pages,
             writes_done,
             loads_done,
             backups_reserved,
