@@ -11,18 +11,26 @@ consequence, not a finding of its own. Nothing here knows a cache: see `history`
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from consensus_checker import ending
-from consensus_checker.divergence import Divergence, divergence, in_causal_order
-from consensus_checker.finding import Finding
+from consensus_checker.divergence import CONFIG, Divergence, divergence, in_causal_order
+from consensus_checker.finding import Evidence, Finding, FirstDivergence
 from consensus_checker.history import History, Lane, Run, Source
-from consensus_checker.rules.agreement import ANOMALIES, Comparison, compare
-from consensus_checker.stall import find_stall
+from consensus_checker.rules.agreement import Comparison, compare
+from consensus_checker.stall import Stall, find_stall
 from consensus_checker.verdict import COVERAGE, Coverage, Verdict
 from consensus_checker.words import ranks_text
 from tracer.record import Record
+
+# Part of every rank's decisions that must have been compared for nothing found to mean anything.
+COMPARED_MIN = 0.95
+# Fields that SQL would read as something else, or that a table of records has under another name.
+RESERVED = frozenset(
+    {"group", "order", "left", "right", "op", "rank", "lane", "seq", "step", "kind", "phase", "fields", "end"}
+)
 
 
 def check(source: Run | Iterable[Source] | History, *, path: str = "PATH") -> Verdict:
@@ -33,49 +41,105 @@ def check(source: Run | Iterable[Source] | History, *, path: str = "PATH") -> Ve
         path: how the caller names the folder, quoted for a shell; only for the commands in `next`.
     """
     history = source if isinstance(source, History) else History.of(source)
-    comparisons = [compare(history, scope, name) for scope in history.scopes for name in history.lane_names]
-    coverage = _coverage(history, comparisons)
+    comparisons = _compare(history)
+    # Only a lane's end says what it has dropped, so a run that dropped something is compared again.
+    if dropped := history.dropped:
+        history = history.without(dropped)
+        comparisons = _compare(history)
+    coverage = _coverage(history, comparisons, dropped)
     divergences = in_causal_order(
         [divergence(history, comparison) for comparison in comparisons if comparison.difference is not None]
     )
-    findings = _findings(history, divergences, _anomalies(history, comparisons))
+    findings = _findings(history, divergences)
     if not findings:
-        findings = [_no_finding(history, coverage)]
-    return Verdict(findings[0], coverage, tuple(findings[1:]), _next(findings[0], path))
+        findings = [_no_finding(history, coverage, comparisons)]
+    return Verdict(findings[0], coverage, tuple(findings[1:]), _next(findings[0], history, path))
 
 
-def _findings(
-    history: History, divergences: Sequence[Divergence], anomalies: Sequence[tuple[Lane, Record]]
-) -> list[Finding]:
+def _compare(history: History) -> list[Comparison]:
+    return [compare(history, scope, name) for scope in history.scopes for name in history.lane_names]
+
+
+def _findings(history: History, divergences: Sequence[Divergence]) -> list[Finding]:
     """All findings, the earliest in causal order first."""
     findings = [found.finding for found in divergences]
     outcomes = {lane.outcome for lane in history.lanes}
-    stall = find_stall(history) if outcomes & {"hung", "crashed"} else None
-    if stall is not None:
-        died = ending.crashed(history, stall)
-        hung = "hung" in outcomes
-        if divergences and hung:
-            findings[0] = ending.with_consequence(history, divergences[0], stall)
-        elif divergences and died is not None:
-            findings[0] = ending.with_crash(findings[0], died)
-        differing = ending.mismatches(stall) if hung else []
-        # A rank that crashed is missed by the others: their stall is the crash's consequence.
-        if not divergences:
-            findings += (
-                [died]
-                if died is not None
-                else differing or ([ending.stalled(history, stall)] if hung else [])
-            )
-        else:
-            findings += differing
-    for lane, note in anomalies:
-        finding = ending.anomaly(lane, note)
+    if outcomes & {"hung", "crashed"}:
+        findings = _with_ending(history, divergences, find_stall(history), is_hung="hung" in outcomes)
+    for notes in _anomalies(history):
+        finding = ending.anomaly(notes)
         first = divergences[0] if divergences else None
-        if first is None or _is_before(lane, note, first):
+        if first is None or any(_is_before(lane, note, first) for lane, note in notes):
             findings.insert(0, finding)
         else:
             findings.append(finding)
+    if len(history.config_sides) > 1:
+        findings.append(_configured(history))
     return findings
+
+
+def _with_ending(
+    history: History, divergences: Sequence[Divergence], stall: Stall, *, is_hung: bool
+) -> list[Finding]:
+    """The divergences, each with the stall or crash that it led to, and whatever has nothing to do with them.
+
+    What a replica does that shares no wait with a divergence is not that divergence's consequence.
+    """
+    findings: list[Finding] = []
+    died = ending.crashed(history, stall)
+    rest = stall
+    is_told = died is None
+    hung = {lane.rank for lane in history.lanes if lane.outcome == "hung"}
+    for found in divergences:
+        own, rest = rest.split(found.scope.ranks)
+        finding = found.finding
+        if is_hung and (own.waits or (not stall.waits and hung & set(found.scope.ranks))):
+            finding = ending.with_consequence(history, found, own)
+        elif not is_told and died is not None and _is_within(died, found, own):
+            finding = ending.with_crash(finding, died)
+            is_told = True
+        findings.append(finding)
+        if is_hung:
+            findings += ending.mismatches(own)
+    # The divergences come first, in their order; what they led to is told in them.
+    findings.sort(key=lambda finding: finding.kind != "divergence")
+    if died is not None and not is_told:
+        findings.append(died)
+    if died is not None:
+        # A rank that crashed is missed by the others: their stall is the crash's consequence.
+        _, rest = rest.split(died.victims or died.unknown)
+    if is_hung and (rest.waits or not (findings or stall.waits)):
+        findings += ending.mismatches(rest) or [ending.stalled(history, rest)]
+    return findings
+
+
+def _is_within(died: Finding, found: Divergence, own: Stall) -> bool:
+    """Whether a crash is on ranks of the divergence, or on ones that wait with them."""
+    reached = {*found.scope.ranks, *(rank for wait in own.waits for rank in wait.parties)}
+    return bool(reached & {*died.victims, *died.unknown})
+
+
+def _configured(history: History) -> Finding:
+    """Ranks of one run that were not configured alike: whatever one decides, another may decide otherwise."""
+    sides = history.config_sides
+    ranks = tuple(sorted(rank for side in sides for rank in side))
+    others = tuple(sorted(rank for side in sides[1:] for rank in side))
+    evidence = [
+        Evidence(lane.file_of(0), 0, f"unknown {lane.rank}")
+        for rank in ranks
+        if (lane := next((lane for lane in history.lanes if lane.rank == rank), None)) is not None
+    ]
+    return Finding(
+        "undetermined",
+        20,
+        CONFIG,
+        f"config_digest of {ranks_text(others)} differs from that of {ranks_text(sides[0])}: "
+        "the ranks were not configured alike",
+        "undetermined",
+        ("headers",),
+        unknown=ranks,
+        evidence=tuple(evidence),
+    )
 
 
 def _is_before(lane: Lane, note: Record, found: Divergence) -> bool:
@@ -85,33 +149,32 @@ def _is_before(lane: Lane, note: Record, found: Divergence) -> bool:
     return bool(note["step"] < found.order[0])
 
 
-def _anomalies(history: History, comparisons: Sequence[Comparison]) -> list[tuple[Lane, Record]]:
-    """The earliest note of each kind; lanes that no comparison has read are read here."""
-    notes = [entry for comparison in comparisons for entry in comparison.anomalies]
-    read = {(rank, comparison.lane) for comparison in comparisons for rank in comparison.seen}
-    if ANOMALIES & set(history.kinds):
-        for lane in history.lanes:
-            if (lane.rank, lane.name) not in read:
-                notes += [(lane, record) for record in lane.records() if record["kind"] in ANOMALIES]
+def _anomalies(history: History) -> list[list[tuple[Lane, Record]]]:
+    """Each kind of note: the first of every rank, the earliest in front."""
+    notes = [(lane, record) for lane in history.lanes for record in lane.notes]
     notes.sort(key=lambda entry: (entry[1]["step"], entry[0].rank, entry[1]["seq"]))
-    earliest: dict[str, tuple[Lane, Record]] = {}
+    found: dict[str, dict[int, tuple[Lane, Record]]] = {}
     for lane, record in notes:
-        earliest.setdefault(record["kind"], (lane, record))
-    return list(earliest.values())
+        found.setdefault(record["kind"], {}).setdefault(lane.rank, (lane, record))
+    return [list(ranks.values()) for ranks in found.values()]
 
 
-def _coverage(history: History, comparisons: Sequence[Comparison]) -> Coverage:
+def _coverage(
+    history: History, comparisons: Sequence[Comparison], dropped: Mapping[str, tuple[int, ...]]
+) -> Coverage:
     absent = {rank for comparison in comparisons for rank in comparison.absent}
     cut = {lane.rank for lane in history.lanes if lane.outcome is None}
     others = {lane.file_of(0) for lane in history.others}
     return Coverage(
         ranks_expected=history.world_size,
         ranks_seen=len(history.ranks),
-        missing=tuple(rank for rank in range(history.world_size) if rank not in history.ranks),
+        missing=history.missing,
         truncated=tuple(sorted(cut | absent)),
         compared_calls=sum(comparison.rows for comparison in comparisons),
         decisions_compared_fraction=_decisions_compared(history, comparisons),
         other_runs=tuple(sorted(others)),
+        doubts=history.doubts,
+        dropped_kinds=dropped,
     )
 
 
@@ -133,40 +196,91 @@ def _decisions_compared(history: History, comparisons: Sequence[Comparison]) -> 
     return round(min(fractions), 4) if fractions else None
 
 
-def _no_finding(history: History, coverage: Coverage) -> Finding:
+def _no_finding(history: History, coverage: Coverage, comparisons: Sequence[Comparison]) -> Finding:
     calls = "1 call" if coverage.compared_calls == 1 else f"{coverage.compared_calls} calls"
-    compared = f"{calls} compared on {coverage.ranks_seen} ranks"
+    ranks = "1 rank" if coverage.ranks_seen == 1 else f"{coverage.ranks_seen} ranks"
+    compared = f"{calls} compared on {ranks}"
     if not coverage.compared_calls:
-        return Finding(
-            "nothing_compared", 4, COVERAGE, "no call was compared between two ranks", "undetermined"
-        )
-    if coverage.is_complete and all(lane.outcome == "completed" for lane in history.lanes):
+        return Finding("nothing_compared", 4, COVERAGE, _why_nothing(history, coverage), "undetermined")
+    lacking = _lacking(history, coverage, comparisons)
+    if not lacking:
         return Finding(
             "consistent", 0, COVERAGE, f"no rank diverged: {compared}", "high", ("all logs complete",)
         )
-    lacking = []
-    if coverage.missing:
-        lacking.append(f"{ranks_text(coverage.missing)} left no log of this run")
-    if coverage.truncated:
-        lacking.append(f"the log of {ranks_text(coverage.truncated)} was cut")
     return Finding(
         "incomplete",
         4,
         COVERAGE,
-        f"equal as far as the logs go ({compared}); {' and '.join(lacking) or 'not every log was completed'}",
+        f"equal as far as the logs go ({compared}); {' and '.join(lacking)}",
         "undetermined",
         silent=coverage.missing,
         evidence=ending.silent_evidence(coverage.missing),
     )
 
 
-def _next(finding: Finding, path: str) -> tuple[tuple[str, str], ...]:
+def _why_nothing(history: History, coverage: Coverage) -> str:
+    if history.world_size == 1:
+        return "one rank alone has nobody to be compared with"
+    if coverage.ranks_seen == 1:
+        return f"only {ranks_text(history.ranks)} left a log that could be compared: it has no partner"
+    return "no call was compared between two ranks"
+
+
+def _lacking(history: History, coverage: Coverage, comparisons: Sequence[Comparison]) -> list[str]:
+    """What stands between these logs and `consistent`, each in words; empty when nothing does."""
+    lacking = []
+    if coverage.missing:
+        lacking.append(f"{ranks_text(coverage.missing)} left no log of this run")
+    if coverage.truncated:
+        lacking.append(f"the log of {ranks_text(coverage.truncated)} was cut")
+    stopped = sorted({lane.rank for lane in history.lanes if lane.outcome == "stopped"})
+    if stopped:
+        lacking.append(f"{ranks_text(stopped)} stopped before the end")
+    lacking += coverage.doubts
+    lacking += [f"{ranks_text(ranks)} dropped {kind}" for kind, ranks in coverage.dropped_kinds.items()]
+    partnered = frozenset[int]().union(*(comparison.partnered for comparison in comparisons))
+    if alone := [rank for rank in history.ranks if rank not in partnered]:
+        lacking.append(f"{ranks_text(alone)} had nobody to be compared with")
+    fraction = coverage.decisions_compared_fraction
+    if fraction is not None and fraction < COMPARED_MIN and not lacking:
+        lacking.append(f"only {fraction:.0%} of the decisions were compared")
+    if not lacking and any(lane.outcome != "completed" for lane in history.lanes):
+        lacking.append("not every log was completed")
+    return lacking
+
+
+def _next(finding: Finding, history: History, path: str) -> tuple[tuple[str, str], ...]:
     hits = (f"hicache hits {path}", "which tier served what, and why the rest was computed")
     first = finding.first_divergence
     step = first.step if first else finding.victim.step if finding.victim else None
     if step is None:
         return (hits,)
+    if first is not None and (sql := _fact_sql(first, finding, history)) is not None:
+        return ((f'hicache query {path} "{sql}"', "the call on every rank, with the fact beside it"), hits)
     where = f"step BETWEEN {max(0, step - 1)} AND {step + 1}"
     columns = "rank, seq, kind, node, tokens, fields"
     query = f'hicache query {path} "SELECT {columns} FROM decisions WHERE {where} ORDER BY rank, seq"'
     return ((query, "the decisions of every rank around that step"), hits)
+
+
+def _fact_sql(first: FirstDivergence, finding: Finding, history: History) -> str | None:
+    """A query that shows the call, what differs in it and the fact that explains it; None if none would."""
+    trigger = finding.trigger
+    kind = history.kinds.get(first.call)
+    if kind is None or kind.role == "meeting" or (trigger is not None and trigger.call != first.call):
+        return None
+    declared = (*kind.compared, *kind.local, *kind.info)
+    fields = [diff.field for diff in first.field_diff if diff.field in kind.compared]
+    if trigger is not None:
+        fields.append(trigger.fact)
+    fields = list(dict.fromkeys(fields))
+    names = (kind.name, *fields)
+    if not fields or not set(fields) <= set(declared):
+        return None
+    if not all(re.fullmatch(r"[a-z][a-z0-9_]*", name) and name not in RESERVED for name in names):
+        return None
+    phases = ("phase",) if first.phase is not None or first.kind == "collective" else ()
+    columns = ", ".join(("rank", "seq", *phases, *fields))
+    return (
+        f"SELECT {columns} FROM records WHERE kind = '{kind.name}' AND step = {first.step} ORDER BY seq, rank"
+    )

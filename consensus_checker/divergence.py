@@ -17,14 +17,20 @@ from consensus_checker.finding import (
     Level,
 )
 from consensus_checker.history import History, Scope
+from consensus_checker.precedent import Precedent, find_precedent, weigh
 from consensus_checker.resembles import resembles
-from consensus_checker.rules.agreement import Comparison, Key, Vote, vote
+from consensus_checker.rules.agreement import Comparison, Key, Vote, exact, vote
 from consensus_checker.rules.alignment import classify
 from consensus_checker.trigger import Suspect, suspects
 from consensus_checker.words import call_text, ranks_text, value_text
 from tracer.record import Record
 
 RULE = "agreement"
+CONFIG = "config_differs"
+# Fields that say what a call is about, and how that is called in a sentence.
+ABOUT = {"rid": "request", "node": "node"}
+# Agreed records of a kind that a fact must have come through to be more than a guess.
+PRECEDENTS_MIN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,39 +57,46 @@ def divergence(history: History, comparison: Comparison) -> Divergence:
         for rank, stand in look(history, scope, comparison.lane, comparison.index).items()
         if rank in difference
     }
-    ballot = vote(difference, scope, history.places, _leader(history, difference))
-    is_tie = not ballot.odd
+    ballot = vote(difference, scope, history.places, _leader(history, scope, difference))
+    kind = _kind(history, scope, stands, ballot.majority[0], _aside(ballot)[0])
+    told: Precedent | None = None
+    contradicts = False
+    if kind != "value":
+        sides = ballot.majority, _aside(ballot)
+        told = find_precedent(history, scope, comparison.lane, comparison.index, stands, *sides)
+        ballot, contradicts = weigh(ballot, told)
+        kind = _kind(history, scope, stands, ballot.majority[0], _aside(ballot)[0])
     # In a tie the smaller side stands on the right-hand side of the comparison, accused of nothing.
-    aside = ballot.odd or tuple(rank for side in ballot.sides[1:] for rank in side)
-    kind = _kind(history, scope, stands, ballot.majority[0], aside[0])
-    found = suspects(
-        history,
-        scope,
-        comparison.lane,
-        comparison.index,
-        stands,
-        aside if len(ballot.sides) == 2 or not is_tie else (),
-        ballot.majority,
-        is_tie=is_tie,
-    )
+    aside = _aside(ballot)
+    place = (history, scope, comparison.lane, comparison.index, stands)
+    found, is_split = _suspects(place, ballot, aside)
     trigger = found[0].trigger if found else None
-    level, reason = _confidence(ballot, found)
-    call = _call(kind, stands, ballot.majority[0], aside[0])
+    kind, call = _call(kind, stands, ballot.majority[0], aside[0])
+    level, reason = _confidence(history, ballot, found, told, is_split=is_split)
     first = _first_divergence(comparison, stands, ballot, aside, kind, call)
+    summary = _summary(history, first, ballot, scope, stands)
+    if contradicts and told is not None:
+        summary += f"; most ranks are one way, but {told.text}"
+    alternatives = [Alternative(suspect.trigger.summary, RULE) for suspect in found[1:]]
     finding = Finding(
         "divergence",
         10,
         RULE,
-        _summary(history, first, ballot, scope, stands),
+        summary,
         level,
         (ballot.basis, *reason),
         resembles(history, kind, stands, trigger),
         culprit=ballot.odd,
-        unknown=() if ballot.odd else tuple(sorted(difference)),
+        victims=ballot.followers if ballot.odd else (),
+        unknown=ballot.unclear if ballot.odd else tuple(sorted(difference)),
         first_divergence=first,
         trigger=trigger,
         evidence=_evidence(stands, ballot),
-        alternatives=tuple(Alternative(suspect.trigger.summary, RULE) for suspect in found[1:]),
+        alternatives=(
+            *(_readings_of_it(ballot, told) if contradicts and told is not None else ()),
+            *alternatives,
+            *_configured(history, ballot),
+        ),
     )
     at = {
         rank: (int(stand.record["step"]), int(stand.record["seq"]))
@@ -91,6 +104,46 @@ def divergence(history: History, comparison: Comparison) -> Divergence:
         if stand.record is not None
     }
     return Divergence(finding, scope, comparison.lane, at)
+
+
+def _aside(ballot: Vote) -> tuple[int, ...]:
+    return ballot.odd or tuple(rank for side in ballot.sides if side != ballot.majority for rank in side)
+
+
+def _suspects(
+    place: tuple[History, Scope, str, int, Mapping[int, Stand]], ballot: Vote, aside: Sequence[int]
+) -> tuple[list[Suspect], bool]:
+    """Facts that explain all odd ranks together; else those of each odd side, and True."""
+    is_tie = not ballot.odd
+    if is_tie and len(ballot.sides) > 2:
+        return [], False
+    found = suspects(*place, aside, ballot.majority, is_tie=is_tie)
+    sides = [
+        own
+        for side in ballot.sides
+        if side != ballot.majority and (own := [rank for rank in side if rank in aside])
+    ]
+    if found or len(sides) < 2:
+        return found, False
+    each = [suspects(*place, side, ballot.majority, is_tie=is_tie) for side in sides]
+    return [suspect for own in each for suspect in own], True
+
+
+def _readings_of_it(ballot: Vote, told: Precedent) -> tuple[Alternative, ...]:
+    """Both readings of a difference in which vote and precedent contradict each other."""
+    many, few = ranks_text(told.novel), ranks_text(told.follows)
+    return (
+        Alternative(f"{many} did what was never done before: {told.text}", RULE),
+        Alternative(f"{few} left the majority ({ballot.basis.removeprefix('majority ')})", RULE),
+    )
+
+
+def _configured(history: History, ballot: Vote) -> tuple[Alternative, ...]:
+    """Ranks that were started otherwise may well decide otherwise."""
+    if len(history.config_sides) < 2:
+        return ()
+    others = tuple(sorted(rank for side in history.config_sides[1:] for rank in side))
+    return (Alternative(f"{ranks_text(others)} ran with another config (config_digest)", CONFIG),)
 
 
 def in_causal_order(found: Sequence[Divergence]) -> list[Divergence]:
@@ -122,11 +175,19 @@ def in_causal_order(found: Sequence[Divergence]) -> list[Divergence]:
     return ordered
 
 
-def _leader(history: History, difference: Mapping[int, Key]) -> str | None:
-    """The leading axis of the kind that all ranks wrote, if it has one."""
-    kinds = {key[0] for key in difference.values()}
-    kind = history.kinds.get(kinds.pop()) if len(kinds) == 1 else None
-    return kind.leader if kind else None
+def _leader(history: History, scope: Scope, difference: Mapping[int, Key]) -> str | None:
+    """The leading axis of the kind that all ranks wrote, if every field that differs is a led one."""
+    if len({key[:2] for key in difference.values()}) > 1:
+        return None
+    keys = list(difference.values())
+    kind = history.kinds.get(keys[0][0])
+    if kind is None or kind.leader is None:
+        return None
+    names = scope.fields[kind.name]
+    differing = {
+        name for at, name in enumerate(names, start=2) if len({exact(key[at : at + 1]) for key in keys}) > 1
+    }
+    return kind.leader if differing <= set(kind.led) else None
 
 
 def _kind(
@@ -140,33 +201,83 @@ def _kind(
     return classify(keys(reference), keys(odd), meetings)
 
 
-def _call(kind: DivergenceKind, stands: Mapping[int, Stand], reference: int, odd: int) -> str:
-    """The call to name: the one with two results, the one too many, or the one that all are inside of."""
+def _call(
+    kind: DivergenceKind, stands: Mapping[int, Stand], reference: int, odd: int
+) -> tuple[DivergenceKind, str]:
+    """The call to name: the one with two results, the one too many, or the one that all are inside of.
+
+    Where the order differs, the odd rank's record is that call with another value or at another place if
+    the others make it a little later, and one too many if they don't.
+    """
     here, there = stands[reference].record, stands[odd].record
     if kind == "extra" and there is not None:
-        return str(there["kind"])
+        return kind, str(there["kind"])
     own = str((here or there or {"kind": "?"})["kind"])
     if kind in ("value", "missing"):
-        return own
+        return kind, own
+    if kind == "order" and here is not None and there is not None:
+        later = [here, *stands[reference].after]
+        return ("order" if any(_is_same_call(there, one) for one in later) else "extra"), str(there["kind"])
     open_call = stands[reference].open_call
-    return str(open_call["kind"]) if open_call is not None else own
+    return kind, str(open_call["kind"]) if open_call is not None else own
 
 
-def _confidence(ballot: Vote, found: Sequence[Suspect]) -> tuple[Level, tuple[str, ...]]:
+def _is_same_call(one: Record, two: Record) -> bool:
+    """Whether two records are of one kind and about one thing, as far as they say."""
+    return (one["kind"], one.get("phase")) == (two["kind"], two.get("phase")) and all(
+        one.get(name) == two.get(name) for name in ABOUT
+    )
+
+
+def _confidence(
+    history: History, ballot: Vote, found: Sequence[Suspect], told: Precedent | None, *, is_split: bool
+) -> tuple[Level, tuple[str, ...]]:
+    reasons: list[str] = []
+    rounds = "" if told is None else "1 round" if told.count == 1 else f"{told.count} rounds"
+    if told is not None and told.novel == ballot.odd:
+        reasons.append(f"precedent {rounds}")
+    elif told is not None and ballot.basis.startswith("majority"):
+        reasons.append(f"precedent {rounds} against it")
     if not ballot.odd:
-        return "undetermined", ()
+        return "undetermined", tuple(reasons)
+    level, reason = _explained(found, is_split=is_split)
+    reasons.append(reason)
+    if ballot.is_tied or len(history.config_sides) > 1:
+        level = _at_most(level, "medium")
+    if len(history.config_sides) > 1:
+        reasons.append("the ranks were configured differently")
+    if not ballot.is_sure and not ballot.is_tied:
+        level = "medium" if level == "high" else "low"
+        reasons.append("not every rank's log reaches this call")
+    return level, tuple(reasons)
+
+
+def _explained(found: Sequence[Suspect], *, is_split: bool) -> tuple[Level, str]:
+    """How far the facts explain it, and in which words."""
     if not found:
-        level: Level = "medium"
-        reason = "no local fact in the log explains it"
-    elif len([suspect for suspect in found if suspect.strength == 0]) == 1:
-        level, reason = "high", f"declared need of {found[0].trigger.fact}"
-    elif len(found) == 1:
-        level, reason = "high", f"only {found[0].trigger.fact} tells the ranks apart"
-    else:
-        level, reason = "medium", f"{len(found)} local facts could explain it"
-    if not ballot.is_sure:
-        return ("medium" if level == "high" else "low"), (reason, "not every rank's log reaches this call")
-    return level, (reason,)
+        return "medium", "no local fact in the log explains it"
+    first = found[0]
+    fact = first.trigger.fact
+    if is_split:
+        return "medium", "no one fact explains all odd ranks"
+    if first.is_earlier:
+        level: Level = "medium" if len(found) == 1 else "low"
+        return level, f"{fact} is known only from the decision before"
+    if len(found) > 1:
+        return "medium", f"{len(found)} local facts could explain it"
+    if first.strength == 0:
+        return "high", f"declared need of {fact}"
+    if first.precedents < PRECEDENTS_MIN:
+        return (
+            "medium",
+            f"only {fact} tells the ranks apart; earlier calls to judge it by: {first.precedents}",
+        )
+    return "high", f"only {fact} tells the ranks apart"
+
+
+def _at_most(level: Level, most: Level) -> Level:
+    order: tuple[Level, ...] = ("undetermined", "low", "medium", "high")
+    return order[min(order.index(level), order.index(most))]
 
 
 def _first_divergence(
@@ -193,7 +304,7 @@ def _first_divergence(
             {
                 rank: shown[rank].get(name)
                 for rank in accused
-                if not ballot.odd or shown[rank].get(name) != reference.get(name)
+                if not ballot.odd or repr(shown[rank].get(name)) != repr(reference.get(name))
             },
         )
         for name in differing
@@ -211,7 +322,19 @@ def _first_divergence(
         request=str(told["rid"]) if "rid" in told else None,
         by_rank={rank: {name: fields.get(name) for name in differing} for rank, fields in shown.items()},
         field_diff=diffs,
+        about=_about(call, stands[aside[0]], stands[ballot.majority[0]]),
     )
+
+
+def _about(call: str, *stands: Stand) -> str | None:
+    """What the call was about, from the first of some ranks that says so."""
+    for stand in stands:
+        for record in (stand.record, stand.open_call):
+            if record is not None and record["kind"] == call:
+                for name, word in ABOUT.items():
+                    if name in record:
+                        return f"{call} of {word} {value_text(record[name])}"
+    return None
 
 
 def _shown(record: Record | None, scope: Scope) -> dict[str, object]:
@@ -229,14 +352,21 @@ def _summary(
         sides = " against ".join(ranks_text(side) for side in ballot.sides)
         return f"{sides}: they part at {where}; the logs alone do not say who is right"
     who = f"{ranks_text(ballot.odd)} left "
-    if ballot.basis.startswith("leader"):
+    if ballot.is_led:
         who += f"the leader, {ranks_text(ballot.majority)},"
     else:
         who += f"the majority ({len(ballot.majority)} of {len(scope.ranks)})"
+    if ballot.is_tied:
+        who = f"{ranks_text(ballot.odd)} did what was never done before,"
     diff = first.field_diff[0] if first.field_diff else None
     how = ""
     if diff is not None and first.kind == "value":
-        odd = value_text(diff.values[min(diff.values)])
+        values: dict[str, list[int]] = {}
+        for rank in sorted(diff.values):
+            values.setdefault(value_text(diff.values[rank]), []).append(rank)
+        odd = ", ".join(
+            value + (f" on {ranks_text(ranks)}" if len(values) > 1 else "") for value, ranks in values.items()
+        )
         how = f": {diff.field} {odd} instead of {value_text(diff.majority)}"
     elif first.kind == "missing":
         how = ": the call is missing there"
@@ -258,7 +388,7 @@ def _meeting_text(history: History, ballot: Vote, stands: Mapping[int, Stand]) -
     if own is None:
         return f"it did not enter the meeting `{theirs}`"
     if theirs is None:
-        return f"it entered the meeting `{own}` alone"
+        return f"it entered the meeting `{own}`, which the others did not"
     if theirs == own:
         return f"it entered the meeting `{own}` with another shape"
     return f"it entered the meeting `{own}` where the others entered `{theirs}`"
@@ -268,7 +398,9 @@ def _evidence(stands: Mapping[int, Stand], ballot: Vote) -> tuple[Evidence, ...]
     """One line of each accused rank's log, and one of the majority's to hold it against."""
     named = [(rank, "culprit" if ballot.odd else "unknown") for rank in ballot.odd or sorted(stands)]
     if ballot.odd:
-        named.append((ballot.majority[0], "leader" if ballot.basis.startswith("leader") else "majority"))
+        named += [(rank, "victim") for rank in ballot.followers]
+        named += [(rank, "unknown") for rank in ballot.unclear]
+        named.append((ballot.majority[0], "leader" if ballot.is_led else "majority"))
     entries = []
     for rank, role in named:
         stand = stands[rank]

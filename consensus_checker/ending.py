@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from consensus_checker.divergence import Divergence
 from consensus_checker.finding import Evidence, Finding, Victim
@@ -24,15 +25,18 @@ CRASHED = "crashed"
 
 
 def with_consequence(history: History, found: Divergence, stall: Stall) -> Finding:
-    """The divergence with the hang it led to."""
+    """The divergence with the hang it led to: the waits in `stall` are those that follow from it."""
     finding = found.finding
     if not stall.waits:
-        return replace(finding, consequence=("stall", 11))
+        return replace(finding, consequence=("frozen", 15))
     # Where the others wait is where it showed; if nobody else does, where the odd ranks themselves do.
     waits = [one for wait in stall.waits if (one := wait.without(finding.culprit)) is not None]
     waits = waits or list(stall.waits)
     suspects = set(finding.culprit)
-    wait = min(waits, key=lambda wait: (not suspects & set(wait.absent), wait.order))
+    own = set(found.scope.ranks)
+    wait = min(
+        waits, key=lambda wait: (not suspects & set(wait.absent), not own & set(wait.ranks), wait.order)
+    )
     waiting = {rank for wait in waits for rank in wait.ranks}
     victim = Victim(wait.ranks, wait.where, int(wait.first["step"]), _calls_later(history, found, wait))
     ruled_out = [("process death", f"all {len(history.ranks)} ranks closed their logs")]
@@ -43,7 +47,7 @@ def with_consequence(history: History, found: Divergence, stall: Stall) -> Findi
         ruled_out.append(("the collective library", before))
     return replace(
         finding,
-        victims=tuple(sorted(waiting - {*finding.culprit, *finding.unknown})),
+        victims=tuple(sorted({*finding.victims, *waiting} - {*finding.culprit, *finding.unknown})),
         victim=victim,
         consequence=("stall", 11),
         evidence=(*finding.evidence, *_waiting(waits, "victim")),
@@ -98,77 +102,185 @@ def stalled(history: History, stall: Stall) -> Finding:
             unknown=history.ranks,
             evidence=_last_lines(history, history.ranks, stall, "unknown"),
         )
-    absent = tuple(sorted({rank for wait in stall.waits for rank in wait.absent}))
-    waiting = tuple(sorted({rank for wait in stall.waits for rank in wait.ranks}))
-    wait = stall.waits[0]
-    victim = Victim(wait.ranks, wait.where, int(wait.first["step"]), None)
-    if not absent:
-        return Finding(
-            "stall",
-            13,
-            UNFINISHED,
-            f"every member entered {wait.where} and none left it",
-            "medium",
-            ("all joined with equal op, size and purpose",),
-            victims=waiting,
-            victim=victim,
-            evidence=_waiting(stall.waits, "victim"),
-        )
-    at_root = {rank for group in stall.roots for rank in group} & set(absent)
+    if not any(wait.absent for wait in stall.waits):
+        return _all_joined(stall)
+    wait = next(wait for wait in stall.waits if wait.absent)
+    if not set(wait.absent) & history.heard:
+        return _unheard(history, stall, wait)
+    absent = {rank for one in stall.waits for rank in one.absent}
+    at_root = {rank for group in stall.roots for rank in group} & absent
     # In a circle of waits the ranks that most others stand with are not the ones that went astray.
-    crowd = max((wait.ranks for wait in stall.waits), key=len)
-    accused = sorted(at_root - set(crowd)) if 2 * len(crowd) > history.world_size else sorted(at_root)
+    crowd = max((one.ranks for one in stall.waits), key=len)
+    parties = {rank for one in stall.waits for rank in one.parties}
+    is_crowd = 2 * len(crowd) > len(parties)
+    accused = (at_root - set(crowd) if is_crowd else at_root) & history.heard - history.completed
     in_circle = any(len(group) > 1 for group in stall.roots)
-    silent = tuple(rank for rank in accused if rank not in history.ranks)
-    cut = {lane.rank for lane in history.lanes if lane.outcome is None}
-    culprit = tuple(rank for rank in accused if rank in history.ranks and rank not in cut)
-    if in_circle and 2 * len(crowd) <= history.world_size:
-        culprit = ()
-    named = culprit or silent
-    unknown = () if culprit else tuple(rank for rank in (accused or absent) if rank not in silent)
-    who = ranks_text(named or unknown)
-    standing = f" ({stands_text(history, stall, (named or unknown)[0])})" if named or unknown else ""
-    # A log that was cut says where its rank was, not where it got to.
-    verb = "had not joined" if not named and cut & set(unknown) else "did not join"
+    if in_circle and not is_crowd:
+        return _circle(history, stall, wait, at_root)
+    if not accused and (lost := at_root - history.heard):
+        return _unheard(history, stall, next(one for one in stall.waits if lost & set(one.absent)))
+    if not accused:
+        return _nobody_left(history, stall, wait)
+    culprit = tuple(sorted(accused))
+    others = at_root - history.heard
     return Finding(
         "stall",
         11,
         STALL,
-        f"{who} {verb} {wait.where}{standing}",
-        "undetermined" if not culprit else "medium" if in_circle else "high",
-        (
-            "wait-for graph"
-            if culprit
-            else "the ranks that are missing left no whole log or wait in a circle",
-        ),
+        f"{ranks_text(culprit)} did not join {_where(stall, culprit)} "
+        f"({stands_text(history, stall, culprit[0])})",
+        "medium" if in_circle or others else "high",
+        ("wait-for graph", *((f"{ranks_text(sorted(others))} left no whole log",) if others else ())),
         culprit=culprit,
-        victims=tuple(rank for rank in waiting if rank not in (*culprit, *unknown)),
-        silent=silent,
-        unknown=unknown,
-        victim=victim,
-        evidence=(
-            *_last_lines(history, culprit, stall, "culprit"),
-            *_last_lines(history, silent, stall, "silent"),
-            *_last_lines(history, unknown, stall, "unknown"),
-            *_waiting([wait for wait in stall.waits if set(wait.ranks) - {*culprit, *unknown}], "victim"),
-        ),
+        **_sides(history, stall, wait, culprit, others),
     )
 
 
-def anomaly(lane: Lane, note: Record) -> Finding:
-    """A note that says by itself that something is wrong, such as a page with another page's bytes."""
-    seq = int(note["seq"])
+def _all_joined(stall: Stall) -> Finding:
+    """Everybody that was waited for had entered."""
+    waiting = tuple(sorted({rank for wait in stall.waits for rank in wait.ranks}))
+    wait = next((wait for wait in stall.waits if wait.gone), stall.waits[0])
+    victim = Victim(wait.ranks, wait.where, int(wait.first["step"]), None)
+    if wait.gone:
+        return Finding(
+            "undetermined",
+            20,
+            UNFINISHED,
+            f"{ranks_text(wait.gone)} left {wait.where}, and {ranks_text(wait.ranks)} did not",
+            "undetermined",
+            ("the logs do not say why a call ends on some members only",),
+            unknown=waiting,
+            victim=victim,
+            evidence=_waiting(stall.waits, "unknown"),
+        )
+    return Finding(
+        "stall",
+        13,
+        UNFINISHED,
+        f"every member entered {wait.where} and none left it",
+        "medium",
+        ("all joined with equal op, size and purpose",),
+        victims=waiting,
+        victim=victim,
+        evidence=_waiting(stall.waits, "victim"),
+    )
+
+
+def _unheard(history: History, stall: Stall, wait: Wait) -> Finding:
+    """Nobody who was waited for can be asked: no log, or one that ends before."""
+    lost = tuple(rank for rank in wait.absent if rank not in history.heard)
+    return Finding(
+        "undetermined",
+        20,
+        STALL,
+        f"{ranks_text(wait.ranks)} hung in {wait.where}, and {ranks_text(lost)} {_silence(history, lost)}",
+        "undetermined",
+        ("the ranks that are missing left no whole log",),
+        **_sides(history, stall, wait, (), set(lost)),
+    )
+
+
+def _circle(history: History, stall: Stall, wait: Wait, ranks: set[int]) -> Finding:
+    """Each waits for another, and no side is larger."""
+    places = {one.where: one.ranks for one in stall.waits if ranks & set(one.ranks)}
+    stands = "; ".join(f"{ranks_text(members)} in {where}" for where, members in places.items())
+    return Finding(
+        "stall",
+        11,
+        STALL,
+        f"{ranks_text(sorted(ranks))} wait for each other: {stands}",
+        "undetermined",
+        ("a circle of waits, in which each is cause and victim",),
+        **_sides(history, stall, wait, (), ranks),
+    )
+
+
+def _nobody_left(history: History, stall: Stall, wait: Wait) -> Finding:
+    """Those who did not come are done, or in part not heard of: then those who wait are odd, or nobody."""
+    done = tuple(sorted(set(wait.absent) & history.completed))
+    where = f"{ranks_text(wait.ranks)} hung in {wait.where}"
+    if 2 * len(done) > len(wait.members):
+        return Finding(
+            "stall",
+            11,
+            STALL,
+            f"{where}, which {ranks_text(done)}, most of its members, never entered: they completed",
+            "medium",
+            (f"majority {len(done)}/{len(wait.members)}",),
+            culprit=wait.ranks,
+            **_sides(history, stall, wait, wait.ranks, set()),
+        )
+    named = f"{ranks_text(done)} completed without it" if done else "nobody who is missing can be asked"
+    return Finding(
+        "undetermined",
+        20,
+        STALL,
+        f"{where}, and {named}",
+        "undetermined",
+        ("the logs alone do not say who is right",),
+        **_sides(history, stall, wait, (), {*wait.ranks, *wait.absent}),
+    )
+
+
+def _where(stall: Stall, culprit: Sequence[int]) -> str:
+    """The earliest call that one of them did not join."""
+    return next(wait for wait in stall.waits if set(wait.absent) & set(culprit)).where
+
+
+def _silence(history: History, ranks: Sequence[int]) -> str:
+    """Why ranks can't be asked, in a few words."""
+    if not set(ranks) & set(history.ranks):
+        return "left no log"
+    if any(lane.outcome == "stopped" for lane in history.lanes if lane.rank in ranks):
+        return "stopped before"
+    return "left no whole log"
+
+
+def _sides(
+    history: History, stall: Stall, wait: Wait, culprit: Sequence[int], unsure: set[int]
+) -> dict[str, Any]:
+    """Victims, silent and unknown ranks of a stall, with a line of evidence for each."""
+    silent = tuple(sorted(unsure - set(history.ranks)))
+    unknown = tuple(sorted(unsure - set(silent) - set(culprit)))
+    named = {*culprit, *unknown}
+    waits = [one for one in stall.waits if set(one.ranks) - named]
+    victims = tuple(sorted({rank for one in waits for rank in one.ranks} - named))
+    return {
+        "victims": victims,
+        "silent": silent,
+        "unknown": unknown,
+        "victim": Victim(wait.ranks, wait.where, int(wait.first["step"]), None),
+        "evidence": (
+            *_last_lines(history, culprit, stall, "culprit"),
+            *_last_lines(history, silent, stall, "silent"),
+            *_last_lines(history, unknown, stall, "unknown"),
+            *_waiting([one for wait in waits if (one := wait.without(sorted(named))) is not None], "victim"),
+        ),
+    }
+
+
+def anomaly(notes: Sequence[tuple[Lane, Record]]) -> Finding:
+    """Notes of one kind, by which ranks say themselves that something is wrong.
+
+    Such as a page with another page's bytes. Who read it is not proven to have spoiled it.
+    """
+    lane, note = notes[0]
+    ranks = tuple(sorted({lane.rank for lane, _ in notes}))
     details = ", ".join(f"{name} {value}" for name, value in note.items() if name in ("page_index", "slot"))
     return Finding(
         "invariant",
         18,
         str(note["kind"]),
-        f"rank {lane.rank} noted {note['kind']} in step {note['step']}" + (f": {details}" if details else ""),
+        f"{ranks_text(ranks)} noted {note['kind']}, first rank {lane.rank} in step {note['step']}"
+        + (f": {details}" if details else ""),
         "high",
         ("noted by the rank itself",),
-        culprit=(lane.rank,),
-        victim=Victim((lane.rank,), str(note["kind"]), int(note["step"]), None),
-        evidence=(Evidence(lane.file_of(seq), seq, f"culprit {lane.rank}"),),
+        victims=ranks,
+        victim=Victim(ranks, str(note["kind"]), int(note["step"]), None),
+        evidence=tuple(
+            Evidence(lane.file_of(int(note["seq"])), int(note["seq"]), f"victim {lane.rank}")
+            for lane, note in sorted(notes, key=lambda entry: (entry[0].rank, entry[0].name))
+        ),
     )
 
 
@@ -177,10 +289,9 @@ def crashed(history: History, stall: Stall) -> Finding | None:
     ranks = tuple(sorted({lane.rank for lane in history.lanes if lane.outcome == "crashed"}))
     if not ranks:
         return None
-    # A run may close every log as crashed; those that were waiting for the others did not raise.
-    ranks = tuple(rank for rank in ranks if stall.wait_of(rank) is None) or ranks
-    last = [standing.last for standing in stall.standings if standing.rank in ranks and standing.last]
-    step = min((int(record["step"]) for record in last), default=0)
+    if len(ranks) > 1 and len(ranks) == history.world_size:
+        return _all_crashed(history, stall, ranks)
+    step = _last_step(stall, ranks)
     return Finding(
         "invariant",
         18,
@@ -192,6 +303,34 @@ def crashed(history: History, stall: Stall) -> Finding | None:
         victim=Victim(ranks, f"crash, {stands_text(history, stall, ranks[0])}", step, None),
         evidence=_last_lines(history, ranks, stall, "victim"),
     )
+
+
+def _all_crashed(history: History, stall: Stall, ranks: tuple[int, ...]) -> Finding:
+    """Every log was closed as crashed: who raised can only be guessed from who was not in a collective."""
+    outside = tuple(rank for rank in ranks if stall.wait_of(rank) is None)
+    named = outside if len(outside) < len(ranks) else ()
+    unknown = () if named else ranks
+    text = f"{ranks_text(named)} was not in a collective" if len(named) == 1 else ""
+    text = text or (f"{ranks_text(named)} were not in a collective" if named else "none stands out")
+    seen = named or ranks
+    step = _last_step(stall, seen)
+    return Finding(
+        "invariant",
+        18,
+        CRASHED,
+        f"every rank's log says crashed, and {text}",
+        "low",
+        ("trailers say crashed on all ranks",),
+        victims=named,
+        unknown=unknown,
+        victim=Victim(seen, f"crash, {stands_text(history, stall, seen[0])}", step, None),
+        evidence=_last_lines(history, seen, stall, "victim" if named else "unknown"),
+    )
+
+
+def _last_step(stall: Stall, ranks: Sequence[int]) -> int:
+    last = [standing.last for standing in stall.standings if standing.rank in ranks and standing.last]
+    return min((int(record["step"]) for record in last), default=0)
 
 
 def _calls_later(history: History, found: Divergence, wait: Wait) -> int | None:

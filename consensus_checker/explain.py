@@ -30,7 +30,11 @@ def proof(finding: Finding, history: History) -> list[str]:
         return [*paragraph("Seen", finding.summary), *so]
     odd = finding.culprit or _smaller_side(first)
     rest = tuple(rank for rank in sorted(first.by_rank) if rank not in odd)
-    doubt = "" if finding.culprit else " Neither side is a majority: the logs alone do not say who is right."
+    doubt = ""
+    if not finding.culprit and any("against it" in reason for reason in finding.basis):
+        doubt = " Most ranks are on one side and precedent is on the other: the logs do not say who is right."
+    elif not finding.culprit:
+        doubt = " Neither side is a majority: the logs alone do not say who is right."
     return [
         *paragraph("Let", _let(first, history)),
         *paragraph("Then", _did(first, finding.trigger, rest)),

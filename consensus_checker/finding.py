@@ -53,6 +53,7 @@ class FirstDivergence:
         index: position in the lockstep sequence of (scope, lane), from 0.
         call: the call that differs; `kind` says how.
         by_rank: rank -> the fields that differ, as that rank wrote them.
+        about: what the call was about, such as `write_backup of node 34`; for text.
     """
 
     scope: str
@@ -65,6 +66,7 @@ class FirstDivergence:
     request: str | None
     by_rank: Mapping[int, Mapping[str, Any]]
     field_diff: tuple[FieldDiff, ...]
+    about: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -84,7 +86,10 @@ class FirstDivergence:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """The local fact that explains a divergence. `rank` is None in a tie; `need` if none is declared."""
+    """The local fact that explains a divergence, and the kind of record (`call`) that has it.
+
+    `rank` is None in a tie; `need` if none is declared.
+    """
 
     rank: int | None
     step: int
@@ -92,6 +97,7 @@ class Trigger:
     values: Mapping[int, Any]
     summary: str
     need: Any = None
+    call: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -16,11 +16,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
+from consensus_checker import headers
 from tracer.record import Kind, Record
+
+# Kinds of note that say that something is wrong on their own.
+ANOMALIES = frozenset({"wrong_page"})
 
 
 class Source(Protocol):
@@ -69,32 +74,89 @@ class MemoryLane:
 
 
 class Lane:
-    """A lane and how it ended, which is known for good once it has been read to its end."""
+    """A lane and how it ended, which is known for good once it has been read to its end.
+
+    A record whose common fields can't be what they stand for tears the lane, as an unreadable line
+    does: nothing behind it is trusted.
+
+    Attributes:
+        notes: records that say by themselves that something is wrong.
+        dropped: kinds that are missing from some point on, on this lane only.
+    """
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.rank = source.rank
         self.name = source.lane
         self.header = source.header
+        self._meetings = frozenset(kind.name for kind in source.kinds.values() if kind.role == "meeting")
         self._is_read = False
         self._outcome: str | None = None
+        self._dropped: tuple[str, ...] = ()
+        self._notes: tuple[Record, ...] = ()
 
     def records(self) -> Iterator[Record]:
-        yield from self.source.records()
+        looked_at = self._meetings | ANOMALIES
+        notes: list[Record] = []
+        for record in self.source.records():
+            get = record.get
+            kind = get("kind")
+            if (
+                type(get("step")) is not int
+                or type(get("seq")) is not int
+                or type(kind) is not str
+                or type(get("phase", "")) is not str
+            ):
+                return self._end(None, notes)
+            if kind in looked_at:
+                if kind in ANOMALIES:
+                    notes.append(record)
+                elif not _is_meeting(record):
+                    return self._end(None, notes)
+            yield record
+        self._end(None if self.source.torn else self.source.trailer, notes)
+
+    def _end(self, trailer: Mapping[str, Any] | None, notes: list[Record]) -> None:
         self._is_read = True
-        if not self.source.torn and self.source.trailer is not None:
-            self._outcome = str(self.source.trailer.get("outcome"))
+        self._notes = tuple(notes)
+        outcome, dropped = (trailer or {}).get("outcome"), (trailer or {}).get("dropped") or {}
+        if isinstance(outcome, str) and isinstance(dropped, Mapping):
+            self._outcome = outcome
+            self._dropped = tuple(sorted(str(name) for name in dropped))
+
+    def _read(self) -> None:
+        if not self._is_read:
+            deque(self.records(), maxlen=0)
 
     @property
     def outcome(self) -> str | None:
-        """What the trailer says: `completed`, `hung` or `crashed`; None when the lane was cut."""
-        if not self._is_read:
-            deque(self.records(), maxlen=0)
+        """What the trailer says (`completed`, `hung`, `crashed`, `stopped`); None when the lane was cut."""
+        self._read()
         return self._outcome
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        self._read()
+        return self._dropped
+
+    @property
+    def notes(self) -> tuple[Record, ...]:
+        self._read()
+        return self._notes
 
     def file_of(self, seq: int) -> str:
         """Name of the segment that holds `seq`."""
         return self.source.file_of(seq).name
+
+
+def _is_meeting(record: Record) -> bool:
+    """Whether the fields that place a meeting are a name, a number and a rank, where they are there."""
+    return (
+        type(record.get("group", "")) is str
+        and type(record.get("group_seq", 0)) is int
+        and type(record.get("op", "")) is str
+        and (record.get("peer") is None or type(record["peer"]) is int)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +181,9 @@ class History:
     Attributes:
         others: lanes of other runs found in the same place; never compared, only reported.
         places: rank -> its coordinates, also for a rank whose log is missing.
+        unfit: ranks with a log that can't be compared, because of what its header says.
+        doubts: what the headers contradict each other in. Any of them forbids `consistent`.
+        config_sides: ranks by their `config_digest`, most of them first; one entry where all are alike.
     """
 
     lanes: tuple[Lane, ...]
@@ -127,38 +192,93 @@ class History:
     kinds: Mapping[str, Kind]
     places: Mapping[int, Mapping[str, int]]
     scopes: tuple[Scope, ...]
+    unfit: tuple[int, ...] = ()
+    doubts: tuple[str, ...] = ()
+    config_sides: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def of(cls, source: Run | Iterable[Source]) -> History:
         """The run with the most ranks among the lanes of `source`; equal runs go by id."""
         given = source if isinstance(source, Iterable) else source.lanes
+        unreadable = () if isinstance(source, Iterable) else getattr(source, "unreadable", ())
+        sound, faults = headers.sound(given)
+        doubts = [*unreadable, *(f"rank {rank}: {text}" for rank, text in faults)]
+        unfit = {rank for rank, _ in faults}
         runs: dict[tuple[str, int], list[Lane]] = {}
-        for lane in map(Lane, given):
+        for lane in map(Lane, sound):
             run_id = (str(lane.header.get("run_id", "")), int(lane.header.get("attempt", 0)))
             runs.setdefault(run_id, []).append(lane)
         if not runs:
-            return cls((), (), 0, {}, {}, ())
-        chosen = min(runs, key=lambda run_id: (-len({lane.rank for lane in runs[run_id]}), run_id))
-        lanes = sorted(runs[chosen], key=lambda lane: (lane.rank, lane.name))
+            return cls((), (), 0, {}, {}, (), tuple(sorted(unfit)), tuple(doubts))
+        sizes_of = {run_id: len({lane.rank for lane in found}) for run_id, found in runs.items()}
+        chosen = min(runs, key=lambda run_id: (-sizes_of[run_id], run_id))
+        if list(sizes_of.values()).count(sizes_of[chosen]) > 1:
+            doubts.append(f"another run with as many ranks lies in the same place; run {chosen[0]} is judged")
         others = [lane for run_id, found in runs.items() if run_id != chosen for lane in found]
-        kinds: dict[str, Kind] = {}
-        for lane in lanes:
-            for name, kind in lane.source.kinds.items():
-                kinds.setdefault(name, kind)
+        agreed = headers.agree(sorted(runs[chosen], key=lambda lane: (lane.rank, lane.name)))
+        lanes = agreed.fit
         places = _places(lanes)
+        compared = {name: kind for name, kind in agreed.kinds.items() if name not in agreed.disputed}
         return cls(
             tuple(lanes),
             tuple(sorted(others, key=lambda lane: (lane.rank, lane.name))),
-            max(int(lane.header.get("world_size", 1)) for lane in lanes),
-            kinds,
+            int(lanes[0].header.get("world_size", 1)),
+            agreed.kinds,
             places,
-            _scopes(kinds, places, lanes[0].header.get("sizes", {})),
+            _scopes(compared, places, lanes[0].header.get("sizes", {})),
+            tuple(sorted({*unfit, *agreed.unfit} - {lane.rank for lane in lanes})),
+            (*doubts, *agreed.doubts),
+            agreed.config_sides,
         )
+
+    def without(self, dropped: Mapping[str, Sequence[int]]) -> History:
+        """The same history, in which a kind is compared in no scope that a rank which dropped it is in."""
+        if not dropped:
+            return self
+        scopes = []
+        for scope in self.scopes:
+            out = {kind for kind, ranks in dropped.items() if set(ranks) & set(scope.ranks)}
+            fields = {name: compared for name, compared in scope.fields.items() if name not in out}
+            scopes.append(replace(scope, fields=fields))
+        return replace(self, scopes=tuple(scopes))
+
+    @property
+    def dropped(self) -> dict[str, tuple[int, ...]]:
+        """Kind -> ranks whose trailer says that it is missing from some point on. Reads every lane."""
+        found: dict[str, set[int]] = {}
+        for lane in self.lanes:
+            for name in lane.dropped:
+                found.setdefault(name, set()).add(lane.rank)
+        return {name: tuple(sorted(found[name])) for name in sorted(found)}
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """Ranks with at least one lane here."""
         return tuple(sorted({lane.rank for lane in self.lanes}))
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Ranks without any log."""
+        have = {*self.ranks, *self.unfit}
+        return tuple(rank for rank in range(self.world_size) if rank not in have)
+
+    @property
+    def completed(self) -> frozenset[int]:
+        """Ranks all of whose lanes did their work."""
+        return self._whose({"completed"})
+
+    @property
+    def heard(self) -> frozenset[int]:
+        """Ranks whose logs say to their end where they got to: neither absent, nor cut, nor stopped."""
+        meetings = {kind.name for kind in self.kinds.values() if kind.role == "meeting"}
+        lost = {lane.rank for lane in self.lanes if meetings & set(lane.dropped)}
+        return self._whose({"completed", "hung", "crashed"}) - lost
+
+    def _whose(self, outcomes: set[str]) -> frozenset[int]:
+        found: dict[int, bool] = {}
+        for lane in self.lanes:
+            found[lane.rank] = found.get(lane.rank, True) and lane.outcome in outcomes
+        return frozenset(rank for rank, is_so in found.items() if is_so)
 
     @property
     def lane_names(self) -> tuple[str, ...]:
@@ -180,16 +300,8 @@ def _places(lanes: Sequence[Lane]) -> dict[int, Mapping[str, int]]:
     header = lanes[0].header
     sizes: Mapping[str, int] = header.get("sizes", {})
     places: dict[int, Mapping[str, int]] = {}
-    world_size = 1
-    for size in sizes.values():
-        world_size *= size
-    if sizes and world_size == header.get("world_size"):
-        for rank in range(world_size):
-            rest = rank
-            place: dict[str, int] = {}
-            for axis in reversed(tuple(sizes)):
-                rest, place[axis] = divmod(rest, sizes[axis])
-            places[rank] = place
+    if sizes and prod(sizes.values()) == header.get("world_size"):
+        places = {rank: headers.numbered(rank, sizes) for rank in range(prod(sizes.values()))}
     # What a rank says of itself goes before what follows from the numbering.
     places.update({lane.rank: lane.header.get("coordinates", {}) for lane in lanes})
     return dict(sorted(places.items()))

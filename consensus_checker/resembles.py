@@ -35,7 +35,7 @@ def resembles(
 
 
 def _is_at_a_meeting(history: History, stand: Stand) -> bool:
-    return stand.record is None or history.kinds[stand.record["kind"]].role == "meeting"
+    return stand.record is not None and history.kinds[stand.record["kind"]].role == "meeting"
 
 
 def _are_zero(values: Iterable[object]) -> bool:

@@ -28,6 +28,7 @@ HEADLINES = {
     "mismatch": "MISMATCH",
     "frozen": "FROZEN",
     "invariant": "BROKEN",
+    "undetermined": "UNDETERMINED",
     "consistent": "CONSISTENT",
     "incomplete": "INCOMPLETE",
     "nothing_compared": "UNCHECKED",
@@ -37,13 +38,15 @@ CLASS_WORDS = {"HC01": "skipped collective", "HC02": "free space"}
 
 def first_screen(verdict: Verdict, history: History) -> list[str]:
     """What a person sees first."""
+    # Places are counted without the kinds that some rank dropped.
+    history = history.without(verdict.coverage.dropped_kinds)
     finding = verdict.finding
     first = finding.first_divergence
     lines = [*_headline(finding), *_confidence(verdict), ""]
     if first is not None:
         lines += [*_table(first, finding, history), ""]
         why = finding.trigger.summary if finding.trigger else "no local fact in the log explains it"
-        lines += paragraph("why", why, lines_max=3)
+        lines += paragraph("why", f"{first.about}: {why}" if first.about else why, lines_max=3)
     if first is not None or finding.victim is not None:
         lines += paragraph("then", after(finding), lines_max=3)
     if finding.ruled_out:
@@ -188,7 +191,14 @@ def _unsure(verdict: Verdict) -> str:
     if coverage.truncated:
         doubts.append(f"the log of {ranks_text(coverage.truncated)} was cut")
     if coverage.other_runs:
-        doubts.append(f"{len(coverage.other_runs)} files of another run were left out")
+        count = len(coverage.other_runs)
+        doubts.append(
+            f"{count} files of another run were left out"
+            if count > 1
+            else "1 file of another run was left out"
+        )
+    doubts += coverage.doubts
+    doubts += [f"{ranks_text(ranks)} dropped {kind}" for kind, ranks in coverage.dropped_kinds.items()]
     if verdict.findings:
         plural = "s" if len(verdict.findings) > 1 else ""
         doubts.append(f"{len(verdict.findings)} more finding{plural}, later or elsewhere (--json)")

@@ -30,8 +30,9 @@ class Standing:
     """The end of one lane.
 
     Attributes:
-        open: meetings entered and not left, oldest first.
+        open: meetings entered and not left, in which the lane can still be; oldest first.
         entered: group -> the newest meeting entered; left: group -> the newest group_seq left.
+        messages: group, direction and peer -> the newest send or receive entered.
         last: the last record of all, or None for an empty lane.
     """
 
@@ -39,6 +40,7 @@ class Standing:
     open: tuple[Record, ...]
     entered: Mapping[str, Record]
     left: Mapping[str, int]
+    messages: Mapping[tuple[str, str, int], int]
     last: Record | None
     open_call: Record | None
 
@@ -53,6 +55,7 @@ class Wait:
 
     Attributes:
         enters: rank -> its open `enter` record.
+        gone: members that have left this very call.
         mismatch: fields in which the members that did enter this call differ.
     """
 
@@ -62,11 +65,16 @@ class Wait:
     enters: Mapping[int, Record]
     lanes: Mapping[int, Lane]
     absent: tuple[int, ...]
+    gone: tuple[int, ...]
     mismatch: tuple[str, ...]
 
     @property
     def ranks(self) -> tuple[int, ...]:
         return tuple(sorted(self.enters))
+
+    @property
+    def parties(self) -> frozenset[int]:
+        return frozenset((*self.enters, *self.absent))
 
     def without(self, ranks: Sequence[int]) -> Wait | None:
         """The same wait as the other ranks see it; None if none of them is in it."""
@@ -95,6 +103,25 @@ class Stall:
     waits: tuple[Wait, ...]
     roots: tuple[tuple[int, ...], ...]
 
+    @classmethod
+    def of(cls, standings: tuple[Standing, ...], waits: Sequence[Wait]) -> Stall:
+        edges: dict[int, set[int]] = {}
+        for wait in waits:
+            for rank in wait.ranks:
+                edges.setdefault(rank, set()).update(set(wait.absent) - {rank})
+        return cls(standings, tuple(sorted(waits, key=lambda wait: wait.order)), tuple(roots(edges)))
+
+    def split(self, ranks: Sequence[int]) -> tuple[Stall, Stall]:
+        """The waits that have to do with `ranks`, directly or through other waits; and the rest."""
+        reached = set(ranks)
+        rest = list(self.waits)
+        own: list[Wait] = []
+        while found := [wait for wait in rest if wait.parties & reached]:
+            own += found
+            rest = [wait for wait in rest if not wait.parties & reached]
+            reached.update(*(wait.parties for wait in found))
+        return Stall.of(self.standings, own), Stall.of(self.standings, rest)
+
     def completed_everywhere(self, wait: Wait) -> bool:
         """Whether the call before this one, on the same group, was left by every member."""
         left = {
@@ -111,7 +138,8 @@ class Stall:
 def find_stall(history: History) -> Stall:
     """Read every lane to its end and say who waits for whom."""
     meetings = frozenset(kind.name for kind in history.kinds.values() if kind.role == "meeting")
-    standings = tuple(_standing(lane, meetings) for lane in history.lanes)
+    decisions = frozenset(kind.name for kind in history.kinds.values() if kind.role == "decision")
+    standings = tuple(_standing(lane, meetings, decisions) for lane in history.lanes)
     found: dict[tuple[str, int, int], list[tuple[Standing, Record]]] = {}
     for standing in standings:
         for record in standing.open:
@@ -119,12 +147,9 @@ def find_stall(history: History) -> Stall:
             pair = standing.rank if _peer(record) is not None else -1
             key = (str(record.get("group", "")), int(record.get("group_seq", 0)), pair)
             found.setdefault(key, []).append((standing, record))
-    waits = [_wait(standings, group, seq, entries) for (group, seq, _), entries in found.items()]
-    edges: dict[int, set[int]] = {}
-    for wait in waits:
-        for rank in wait.ranks:
-            edges.setdefault(rank, set()).update(set(wait.absent) - {rank})
-    return Stall(standings, tuple(sorted(waits, key=lambda wait: wait.order)), tuple(roots(edges)))
+    return Stall.of(
+        standings, [_wait(standings, group, seq, entries) for (group, seq, _), entries in found.items()]
+    )
 
 
 def stands_text(history: History, stall: Stall, rank: int) -> str:
@@ -143,10 +168,11 @@ def stands_text(history: History, stall: Stall, rank: int) -> str:
     return f"last seen in {inside['kind']}, step {standing.last['step']}"
 
 
-def _standing(lane: Lane, meetings: frozenset[str]) -> Standing:
+def _standing(lane: Lane, meetings: frozenset[str], decisions: frozenset[str]) -> Standing:
     opened: list[Record] = []
     entered: dict[str, Record] = {}
     left: dict[str, int] = {}
+    messages: dict[tuple[str, str, int], int] = {}
     calls: list[Record] = []
     last: Record | None = None
     for record in lane.records():
@@ -156,19 +182,31 @@ def _standing(lane: Lane, meetings: frozenset[str]) -> Standing:
         last = record
         follow_calls(calls, record)
         if kind not in meetings:
+            if kind in decisions and opened:
+                # Whoever decides is not inside a collective: the leave of that one was not written.
+                opened = [enter for enter in opened if _peer(enter) is not None]
             continue
-        group, seq = str(record.get("group", "")), record.get("group_seq", 0)
+        group, seq = str(record.get("group", "")), int(record.get("group_seq", 0))
+        peer = _peer(record)
         if record.get("phase") == "enter":
+            if peer is None:
+                opened = [enter for enter in opened if _peer(enter) is not None]
+            else:
+                messages[group, _direction(record), peer] = seq
             opened.append(record)
             entered[group] = record
         elif record.get("phase") == "leave":
-            left[group] = seq
+            left[group] = max(seq, left.get(group, seq))
             opened = [
                 enter
                 for enter in opened
                 if (enter.get("group", ""), enter.get("group_seq", 0)) != (group, seq)
             ]
-    return Standing(lane, tuple(opened), entered, left, last, calls[-1] if calls else None)
+    # Whoever is done waits for nobody: it was shut down in the middle of a vote. And a lane that lost
+    # its meetings from some point on does not say where it stands.
+    if lane.outcome == "completed" or meetings & set(lane.dropped):
+        opened = []
+    return Standing(lane, tuple(opened), entered, left, messages, last, calls[-1] if calls else None)
 
 
 def _wait(
@@ -180,14 +218,10 @@ def _wait(
     enters = {standing.rank: record for standing, record in entries}
     lanes = {standing.rank: standing.lane for standing, _ in entries}
     peer = _peer(entries[0][1])
-    compared: tuple[str, ...] = ("op", "numel", "purpose")
     if peer is not None:
-        known = {*enters, peer}
-        # A send meets a receive: their ops differ by nature.
-        compared = ("numel", "purpose")
-    else:
-        declared = [lane.header.get("groups", {}).get(group, ()) for lane in lanes.values()]
-        known = {rank for members in declared for rank in members} | set(enters)
+        return _wait_for_peer(standings, group, group_seq, entries[0][0], entries[0][1], peer)
+    declared = [lane.header.get("groups", {}).get(group, ()) for lane in lanes.values()]
+    known = {rank for members in declared for rank in members} | set(enters)
     at: dict[int, int] = {}
     same: list[Record] = []
     for standing in standings:
@@ -197,8 +231,44 @@ def _wait(
             if record.get("group_seq", 0) == group_seq:
                 same.append(record)
     absent = tuple(rank for rank in sorted(known) if at.get(rank, -1) < group_seq)
-    mismatch = tuple(name for name in compared if len({str(record.get(name)) for record in same}) > 1)
-    return Wait(group, group_seq, tuple(sorted(known)), enters, lanes, absent, mismatch)
+    gone = {
+        standing.rank
+        for standing in standings
+        if standing.rank in known - set(enters) and standing.left.get(group, -1) >= group_seq
+    }
+    mismatch = _differing(same, ("op", "numel", "purpose"))
+    members = tuple(sorted(known))
+    return Wait(group, group_seq, members, enters, lanes, absent, tuple(sorted(gone)), mismatch)
+
+
+def _wait_for_peer(
+    standings: tuple[Standing, ...], group: str, group_seq: int, own: Standing, record: Record, peer: int
+) -> Wait:
+    """A send waits for the receive of its peer, a receive for the send; nothing else answers it."""
+    answer = "recv" if _direction(record) == "send" else "send"
+    came = [
+        standing
+        for standing in standings
+        if standing.rank == peer and standing.messages.get((group, answer, own.rank), -1) >= group_seq
+    ]
+    same = [record]
+    for standing in came:
+        theirs = standing.entered[group]
+        if theirs.get("group_seq", 0) == group_seq and _direction(theirs) == answer:
+            same.append(theirs)
+    # A send meets a receive: their ops differ by nature.
+    mismatch = _differing(same, ("numel", "purpose"))
+    members = tuple(sorted({own.rank, peer}))
+    absent = () if came else (peer,)
+    return Wait(group, group_seq, members, {own.rank: record}, {own.rank: own.lane}, absent, (), mismatch)
+
+
+def _differing(records: Sequence[Record], names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if len({repr(record.get(name)) for record in records}) > 1)
+
+
+def _direction(record: Record) -> str:
+    return "send" if str(record.get("op", "")).removeprefix("i").startswith("send") else "recv"
 
 
 def _peer(record: Record) -> int | None:

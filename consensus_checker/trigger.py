@@ -3,13 +3,16 @@
 A decision that differs was taken from something the ranks did not share. The kind's declaration
 lists the local facts that were known when it was taken. A fact explains the difference when
 
-    needs       it has a declared need, and `fact >= need` is true on one side and false on the other
+    needs       it has a declared need, `fact >= need` is true on one side and false on the other, the
+                side that lacks it has the lesser result, and no agreed record before had ranks on
+                both sides of their need
     threshold   some limit lies between the odd ranks' values and all others', such that no earlier
                 agreed record of the kind had values on both sides of that limit
 
 The second is the argument of an experiment: had the decision turned on that limit, the ranks would
 have parted at the earlier record already. So facts that differed alike before and led to nothing are
-exonerated. A text or a bool has no limits; there the pair of values must never have met before.
+exonerated. A text or a bool has no limits; there the pair of values must never have met before. A null
+says that the rank had no such fact, so it explains nothing.
 
     rank        0  1  2  3
     earlier     5  5  9  5      agreed: limits 6..9 are exonerated
@@ -17,8 +20,8 @@ exonerated. A text or a bool has no limits; there the pair of values must never 
 
 Limits of the idea: a fact that is not in the log can't be found; a fact that merely goes along with
 the true cause looks the same; a decision that turns on two facts at once shows either or both. With
-a short history little is exonerated. That is why more than one survivor lowers the confidence and
-all are listed, and why no survivor is an answer too.
+a short history little is exonerated. That is why more than one survivor, or few earlier records,
+lowers the confidence and all are listed, and why no survivor is an answer too.
 """
 
 from __future__ import annotations
@@ -28,34 +31,49 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from consensus_checker.context import Stand, agreed_rows
+from consensus_checker.context import Stand, agreed_rows, compared_fields
 from consensus_checker.finding import Trigger
 from consensus_checker.history import History, Scope
-from consensus_checker.words import ranks_text, value_text
+from consensus_checker.words import call_text, ranks_text, value_text
 from tracer.record import Record
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A fact that explains the difference. `strength`: 0 needs, 1 never differed before, 2 it did."""
+    """A fact that explains the difference.
+
+    Attributes:
+        strength: 0 needs, 1 never differed before, 2 it did.
+        precedents: agreed records of the kind before, each of which could have exonerated it.
+        is_earlier: it is from the decision before, not from the call at which they part.
+    """
 
     trigger: Trigger
     strength: int
-    kind: str
+    precedents: int
+    is_earlier: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One fact of one kind of record as every rank saw it where they part."""
+    """One fact of one kind of record as every rank saw it where they part.
+
+    Attributes:
+        seqs: rank -> its record; the record itself is no precedent.
+        need_field: declared need of the fact, where this is the record that differs; `need` its value.
+        results: rank -> the field that the kind declares as its result; empty when that is equal.
+    """
 
     kind: str
     phase: str | None
     fact: str
     values: Mapping[int, Any]
     steps: Mapping[int, int]
-    # rank -> its record; the record itself is no precedent.
     seqs: Mapping[int, int]
+    need_field: str | None
     need: Any
+    results: Mapping[int, Any] | None
+    is_earlier: bool
 
 
 def suspects(
@@ -72,49 +90,71 @@ def suspects(
     """Facts that explain why `odd` parted from `others` at `index`, the most telling first."""
     if not odd or not others:
         return []
-    readings = _readings(history, stands, (*odd, *others))
+    readings = _readings(history, scope, stands, (*odd, *others))
     if not readings:
         return []
     past = {(reading.kind, reading.phase, reading.fact): _Past() for reading in readings}
     kinds = frozenset(reading.kind for reading in readings)
     ranks = sorted(stands)
+    anchor = ranks.index(odd[0])
     for row in agreed_rows(history, scope, lane, index, kinds, ranks):
-        kind, phase, seq = row[0]["kind"], row[0].get("phase"), row[0]["seq"]
+        kind, phase, seq = row[anchor]["kind"], row[anchor].get("phase"), row[anchor]["seq"]
         for reading in readings:
-            if (reading.kind, reading.phase) == (kind, phase) and reading.seqs[ranks[0]] != seq:
-                past[kind, phase, reading.fact].add([record.get(reading.fact) for record in row])
+            if (reading.kind, reading.phase) == (kind, phase) and reading.seqs[odd[0]] != seq:
+                own = past[kind, phase, reading.fact]
+                own.add([record.get(reading.fact) for record in row])
+                if reading.need_field is not None:
+                    own.add_needs(row, reading.fact, reading.need_field)
     found: list[Suspect] = []
     for reading in readings:
-        strength = _strength(reading, past[reading.kind, reading.phase, reading.fact], odd, others)
+        own = past[reading.kind, reading.phase, reading.fact]
+        strength = _strength(reading, own, odd, others)
         if strength is not None:
-            found.append(Suspect(_trigger(reading, strength, odd, others, is_tie), strength, reading.kind))
+            trigger = _trigger(reading, strength, odd, others, is_tie)
+            found.append(Suspect(trigger, strength, own.count, reading.is_earlier))
     return sorted(found, key=lambda suspect: suspect.strength)
 
 
-def _readings(history: History, stands: Mapping[int, Stand], ranks: Sequence[int]) -> list[Reading]:
+def _readings(
+    history: History, scope: Scope, stands: Mapping[int, Stand], ranks: Sequence[int]
+) -> list[Reading]:
     """Facts of the differing record, of the call it is in, or else of the decision before it."""
     here = [stands[rank].record for rank in ranks]
     calls = [stands[rank].open_call for rank in ranks]
     decisions = [stands[rank].last_decision for rank in ranks]
-    readings: list[Reading] = []
-    for records in (here, calls):
-        known = {reading.fact for reading in readings}
-        readings += [reading for reading in _facts(history, ranks, records) if reading.fact not in known]
-    return readings or _facts(history, ranks, decisions)
+    readings = _facts(history, scope, ranks, here, is_here=True)
+    known = {reading.fact for reading in readings}
+    inside = _facts(history, scope, ranks, calls)
+    readings += [reading for reading in inside if reading.fact not in known]
+    return readings or _facts(history, scope, ranks, decisions, is_earlier=True)
 
 
-def _facts(history: History, ranks: Sequence[int], found: Sequence[Record | None]) -> list[Reading]:
+def _facts(
+    history: History,
+    scope: Scope,
+    ranks: Sequence[int],
+    found: Sequence[Record | None],
+    *,
+    is_here: bool = False,
+    is_earlier: bool = False,
+) -> list[Reading]:
     records = [record for record in found if record is not None]
     if len(records) < len(ranks):
         return []
     kind, phase = records[0]["kind"], records[0].get("phase")
-    if any((record["kind"], record.get("phase")) != (kind, phase) for record in records):
+    declared = history.kinds.get(kind)
+    if declared is None or any((record["kind"], record.get("phase")) != (kind, phase) for record in records):
         return []
-    declared = history.kinds[kind]
+    results: dict[int, Any] | None = None
+    if declared.result is not None:
+        results = {rank: record.get(declared.result) for rank, record in zip(ranks, records, strict=True)}
+    is_needed = is_here and any(
+        compared_fields(record, scope) != compared_fields(records[0], scope) for record in records
+    )
     readings = []
     for fact in declared.local:
         if all(fact in record for record in records):
-            need_field = declared.needs.get(fact)
+            need_field = declared.needs.get(fact) if is_needed else None
             # Who declines may write that it took 0: the need is what the others wrote.
             needs = [record[need_field] for record in records if need_field in record] if need_field else []
             readings.append(
@@ -125,7 +165,10 @@ def _facts(history: History, ranks: Sequence[int], found: Sequence[Record | None
                     {rank: record[fact] for rank, record in zip(ranks, records, strict=True)},
                     {rank: int(record["step"]) for rank, record in zip(ranks, records, strict=True)},
                     {rank: int(record["seq"]) for rank, record in zip(ranks, records, strict=True)},
+                    need_field,
                     max(needs) if needs and all(_is_number(need) for need in needs) else None,
+                    results,
+                    is_earlier,
                 )
             )
     return readings
@@ -138,14 +181,18 @@ class _Past:
         # Disjoint intervals (low, high], ascending.
         self.straddled: list[tuple[float, float]] = []
         self.pairs: set[frozenset[str]] = set()
+        self.count = 0
+        # Whether an agreed record had ranks that had what they needed, and ranks that had not.
+        self.is_need_straddled = False
 
     @property
     def has_differed(self) -> bool:
         return bool(self.straddled or self.pairs)
 
     def add(self, values: Sequence[Any]) -> None:
-        first = values[0]
-        if all(value == first for value in values):
+        self.count += 1
+        values = [value for value in values if value is not None]
+        if not values or all(value == values[0] and type(value) is type(values[0]) for value in values):
             return
         if not all(_is_number(value) for value in values):
             names = sorted({repr(value) for value in values})
@@ -159,6 +206,11 @@ class _Past:
             end += 1
         self.straddled[at:end] = [(low, high)]
 
+    def add_needs(self, row: Sequence[Record], fact: str, need_field: str) -> None:
+        pairs: list[tuple[Any, Any]] = [(record.get(fact), record.get(need_field)) for record in row]
+        had = {bool(value >= need) for value, need in pairs if _is_number(value) and _is_number(need)}
+        self.is_need_straddled = self.is_need_straddled or len(had) == 2
+
     def leaves(self, low: float, high: float) -> bool:
         """Whether some limit in (low, high] was never straddled."""
         return not any(one <= low and high <= two for one, two in self.straddled)
@@ -167,12 +219,11 @@ class _Past:
 def _strength(reading: Reading, past: _Past, odd: Sequence[int], others: Sequence[int]) -> int | None:
     ours = [reading.values[rank] for rank in odd]
     theirs = [reading.values[rank] for rank in others]
+    if any(value is None for value in (*ours, *theirs)):
+        return None
     if all(_is_number(value) for value in (*ours, *theirs)):
-        if reading.need is not None:
-            had = {value >= reading.need for value in ours}
-            others_had = {value >= reading.need for value in theirs}
-            if len(had) == len(others_had) == 1 and had != others_had:
-                return 0
+        if _is_lacking(reading, odd, others) and not past.is_need_straddled:
+            return 0
         if max(ours) < min(theirs):
             gap = (max(ours), min(theirs))
         elif max(theirs) < min(ours):
@@ -188,6 +239,22 @@ def _strength(reading: Reading, past: _Past, odd: Sequence[int], others: Sequenc
     return 2 if past.has_differed else 1
 
 
+def _is_lacking(reading: Reading, odd: Sequence[int], others: Sequence[int]) -> bool:
+    """Whether one side alone lacks what was needed, and has the lesser result for it."""
+    if reading.need is None:
+        return False
+    ours = {reading.values[rank] >= reading.need for rank in odd}
+    theirs = {reading.values[rank] >= reading.need for rank in others}
+    if len(ours) != 1 or len(theirs) != 1 or ours == theirs:
+        return False
+    if reading.results is None:
+        return True
+    lacking, having = (others, odd) if True in ours else (odd, others)
+    less = [reading.results[rank] for rank in lacking]
+    more = [reading.results[rank] for rank in having]
+    return all(_is_number(value) for value in (*less, *more)) and max(less) < min(more)
+
+
 def _trigger(
     reading: Reading, strength: int, odd: Sequence[int], others: Sequence[int], is_tie: bool
 ) -> Trigger:
@@ -199,6 +266,8 @@ def _trigger(
     summary = f"{reading.fact} was {parts[0]} and {parts[1]}"
     if need is not None:
         summary += f" (needed {need})"
+    if reading.is_earlier:
+        summary += f", at the {call_text(reading.kind)} before, on which they agreed"
     return Trigger(
         rank=None if is_tie else odd[0],
         step=reading.steps[odd[0]],
@@ -206,6 +275,7 @@ def _trigger(
         values=dict(sorted(reading.values.items())),
         summary=summary,
         need=need,
+        call=reading.kind,
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from consensus_checker.finding import Finding
@@ -45,6 +46,8 @@ class Coverage:
         decisions_compared_fraction: of each rank's decision records read up to its first difference,
             the part that was compared with another rank; the smallest over ranks. None: no decisions.
         other_runs: files of another run that lie in the same place and were not compared.
+        doubts: what headers contradict each other in, or can't be; each forbids `consistent`.
+        dropped_kinds: kind -> ranks that dropped it; left out of every scope that one of them is in.
     """
 
     ranks_expected: int
@@ -54,10 +57,12 @@ class Coverage:
     compared_calls: int
     decisions_compared_fraction: float | None
     other_runs: tuple[str, ...]
+    doubts: tuple[str, ...] = ()
+    dropped_kinds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
-        return not self.missing and not self.truncated
+        return not (self.missing or self.truncated or self.doubts or self.dropped_kinds)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -68,6 +73,8 @@ class Coverage:
             "compared_calls": self.compared_calls,
             "decisions_compared_fraction": self.decisions_compared_fraction,
             "other_runs": list(self.other_runs),
+            "doubts": list(self.doubts),
+            "dropped_kinds": {kind: list(ranks) for kind, ranks in self.dropped_kinds.items()},
         }
 
 

@@ -11,11 +11,12 @@ Equation, for every scope S, lane and index i of the lockstep sequence:
 
 Owns the streamed comparison and the vote. All ranks of a scope are read forward together, a block
 at a time, so memory does not grow with the log. A log that was cut abstains where it ends: only two
-records that are both there can differ.
+records that are both there can differ. Values of different types are different: 1 is not true.
 """
 
 from __future__ import annotations
 
+import marshal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ from itertools import islice
 from typing import Any
 
 from consensus_checker.history import History, Lane, Scope
-from tracer.record import Record
 
 Key = tuple[Any, ...]
 
@@ -32,8 +32,8 @@ END: Key = ("",)
 # Records held a rank; with many ranks fewer, so that the sum stays small.
 BLOCK = 4096
 BLOCK_SUM = 1 << 18
-# Kinds of note that say that something is wrong on their own.
-ANOMALIES = frozenset({"wrong_page"})
+# A tail as long as this is more than the opening of a vote.
+OPENING_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Comparison:
             is missing or cut before is not in it.
         seen, compared: rank -> decision records read, and those of them that were in a row.
         absent: ranks of the scope that left logs, but none of this lane.
-        anomalies: notes met on the way, in the order of ranks.
+        partnered: ranks of which at least one record was compared with another rank's.
     """
 
     scope: Scope
@@ -57,7 +57,7 @@ class Comparison:
     seen: Mapping[int, Counter[str]]
     compared: Mapping[int, Counter[str]]
     absent: tuple[int, ...]
-    anomalies: tuple[tuple[Lane, Record], ...]
+    partnered: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,9 @@ class Vote:
 
     Attributes:
         sides: groups of ranks with equal records, largest first.
-        is_sure: False when the ranks without a record could have turned the majority into a tie.
+        is_sure: False when the ranks without a record could have said otherwise.
+        followers: later stages that have what the accused stage before them has: they adopted it.
+        unclear: later stages that differ from the leader in their own way.
     """
 
     majority: tuple[int, ...]
@@ -74,11 +76,23 @@ class Vote:
     sides: tuple[tuple[int, ...], ...]
     basis: str
     is_sure: bool
+    followers: tuple[int, ...] = ()
+    unclear: tuple[int, ...] = ()
+
+    @property
+    def is_led(self) -> bool:
+        return self.basis.startswith("leader")
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the count alone names nobody; what else did may be in `odd`."""
+        return self.basis.startswith("tie")
 
 
 def compare(history: History, scope: Scope, name: str) -> Comparison:
     """Read lane `name` of all ranks of a scope until they differ or end."""
     decisions = frozenset(kind.name for kind in history.kinds.values() if kind.role == "decision")
+    meetings = frozenset(kind.name for kind in history.kinds.values() if kind.role == "meeting")
     lanes = [lane for rank in scope.ranks if (lane := history.lane(rank, name)) is not None]
     readers = [_Reader(lane, scope, decisions) for lane in lanes]
     block = max(64, min(BLOCK, BLOCK_SUM // max(1, len(readers))))
@@ -90,7 +104,7 @@ def compare(history: History, scope: Scope, name: str) -> Comparison:
             reader.fill(block)
         live = [reader for reader in readers if reader.ahead]
         closed = [reader for reader in readers if not reader.ahead and reader.lane.outcome == "completed"]
-        if live and closed and not all(_stops_in_a_meeting(history, reader) for reader in live):
+        if live and closed and not all(_only_opens_a_vote(reader, meetings) for reader in live):
             difference = {reader.lane.rank: END for reader in closed}
             difference.update({reader.lane.rank: reader.ahead[0] for reader in live})
             rows += 1
@@ -125,7 +139,7 @@ def compare(history: History, scope: Scope, name: str) -> Comparison:
         tuple(rank for rank in scope.ranks if rank in history.ranks and history.lane(rank, name) is None)
         if has_rows
         else (),
-        tuple((reader.lane, record) for reader in readers for record in reader.anomalies),
+        frozenset(reader.lane.rank for reader in readers if reader.rows),
     )
 
 
@@ -139,25 +153,11 @@ def vote(
     so they may weaken a majority to a tie, but never turn it around.
 
     Args:
-        leader: axis of the record's kind along which coordinate 0 decides, or None.
+        leader: axis along which coordinate 0 decides what differs here, or None.
     """
-    sides: list[tuple[Key, list[int]]] = []
-    for rank in sorted(difference):
-        for key, ranks in sides:
-            if key == difference[rank]:
-                ranks.append(rank)
-                break
-        else:
-            sides.append((difference[rank], [rank]))
-    # The sort is stable: of equal sides the one with the smallest rank comes first.
-    groups = tuple(tuple(ranks) for _, ranks in sorted(sides, key=lambda side: -len(side[1])))
-    if leader is not None:
-        first = [rank for rank in difference if places[rank].get(leader, 0) == 0]
-        followers = [rank for rank in difference if places[rank].get(leader, 0) != 0]
-        led = next((group for group in groups if first and set(first) <= set(group)), None)
-        if led is not None and followers:
-            odd = tuple(sorted(set(difference) - set(led)))
-            return Vote(led, odd, groups, f"leader {leader}0", True)
+    groups = _sides(difference)
+    if leader is not None and (led := _led(difference, scope, places, leader, groups)) is not None:
+        return led
     most = len(groups[0])
     others = len(difference) - most
     unheard = len(scope.ranks) - len(difference)
@@ -169,6 +169,69 @@ def vote(
     return Vote(groups[0], (), groups, f"tie {counts}" + (f", {unheard} unheard" if unheard else ""), False)
 
 
+def exact(key: Key) -> str:
+    """A key as text that tells types apart, as `==` does not."""
+    return repr(key)
+
+
+def _sides(difference: Mapping[int, Key]) -> tuple[tuple[int, ...], ...]:
+    sides: dict[str, list[int]] = {}
+    for rank in sorted(difference):
+        sides.setdefault(exact(difference[rank]), []).append(rank)
+    # The sort is stable: of equal sides the one with the smallest rank comes first.
+    return tuple(tuple(ranks) for ranks in sorted(sides.values(), key=lambda ranks: -len(ranks)))
+
+
+def _led(
+    difference: Mapping[int, Key],
+    scope: Scope,
+    places: Mapping[int, Mapping[str, int]],
+    axis: str,
+    groups: tuple[tuple[int, ...], ...],
+) -> Vote | None:
+    """The vote where coordinate 0 decides: the first stage that differs from it is the odd one.
+
+        pp0   1  1      decided
+        pp1   1  2      rank 3 adopted something else: accused
+        pp2   1  2      rank 5 adopted what it was handed: a follower
+
+    None where the leader's own ranks differ, or nobody else is here. A stage that was not heard could
+    be the one at which it went wrong, so nobody behind it is accused.
+    """
+    stage = {rank: places.get(rank, {}).get(axis, 0) for rank in scope.ranks}
+    leaders = {rank for rank in difference if stage[rank] == 0}
+    side = next((group for group in groups if leaders and leaders <= set(group)), None)
+    if side is None or leaders == set(difference):
+        return None
+    astray = sorted(set(difference) - set(side))
+    first = min(stage[rank] for rank in astray)
+    odd = tuple(rank for rank in astray if stage[rank] == first)
+    before = {
+        rank: next((one for one in scope.ranks if _is_before(places, axis, one, rank)), None)
+        for rank in astray
+    }
+    followers = tuple(
+        rank
+        for rank in astray
+        if rank not in odd
+        and (one := before[rank]) in difference
+        and one not in side
+        and exact(difference[one]) == exact(difference[rank])  # type: ignore[index]
+    )
+    unclear = tuple(rank for rank in astray if rank not in (*odd, *followers))
+    unheard = [rank for rank in scope.ranks if rank not in difference]
+    if any(0 < stage[rank] < first for rank in unheard):
+        basis = f"leader {axis}0, but a stage between was not heard"
+        return Vote(side, (), groups, basis, False)
+    is_sure = not any(stage[rank] <= first for rank in unheard)
+    return Vote(side, odd, groups, f"leader {axis}0", is_sure, followers, unclear)
+
+
+def _is_before(places: Mapping[int, Mapping[str, int]], axis: str, one: int, rank: int) -> bool:
+    """Whether `one` stands where `rank` does, one stage earlier."""
+    return dict(places[one]) == {**places[rank], axis: places[rank].get(axis, 0) - 1}
+
+
 class _Reader:
     """One rank's lockstep sequence, read forward a block at a time."""
 
@@ -178,9 +241,10 @@ class _Reader:
         self.seen: Counter[str] = Counter()
         self.compared: Counter[str] = Counter()
         self.taken = 0
-        self.anomalies: list[Record] = []
+        # Records that were in a row with those of other ranks.
+        self.rows = 0
         self._decisions = decisions
-        self._skipped = decisions - set(scope.fields) | ANOMALIES
+        self._skipped = decisions - set(scope.fields)
         self._keys = self._read(scope.fields)
 
     def fill(self, count: int) -> None:
@@ -190,6 +254,7 @@ class _Reader:
     def take(self, count: int) -> None:
         """The next `count` keys were in a row with those of other ranks."""
         self.compared.update(self._count(count))
+        self.rows += count
         self.drop(count)
 
     def drop(self, count: int) -> None:
@@ -212,26 +277,35 @@ class _Reader:
                 get = record.get
                 yield (kind, get("phase"), *map(get, compared))
             elif kind in skipped:
-                if kind in ANOMALIES:
-                    self.anomalies.append(record)
-                else:
-                    self.seen[kind] += 1
+                self.seen[kind] += 1
 
 
 def _equal_prefix(blocks: Sequence[list[Key]], count: int) -> int:
-    """How many of the first `count` keys are equal in all blocks."""
+    """How many of the first `count` keys are equal in all blocks, types and all."""
     first = blocks[0][:count]
     if all(block[:count] == first for block in blocks[1:]):
-        return count
-    return next(index for index in range(count) if any(block[index] != first[index] for block in blocks[1:]))
+        # Equal in the sense of `==`, for which 1, 1.0 and true are one.
+        written = _written(first)
+        if all(_written(block[:count]) == written for block in blocks[1:]):
+            return count
+    texts = [list(map(exact, block[:count])) for block in blocks]
+    return next(
+        (index for index in range(count) if any(own[index] != texts[0][index] for own in texts[1:])), count
+    )
 
 
-def _stops_in_a_meeting(history: History, reader: _Reader) -> bool:
-    """Whether a lane ends a few records on, inside a meeting: a shutdown in the middle of a vote.
+def _written(keys: list[Key]) -> bytes:
+    # Version 2 writes equal values alike whether or not they are one object.
+    return marshal.dumps(keys, 2)
 
-    Such a lane is no witness against the ranks that had already left: nobody decided anything.
+
+def _only_opens_a_vote(reader: _Reader, meetings: frozenset[str]) -> bool:
+    """Whether a lane ends in nothing but the opening of a vote: a shutdown in the middle of one.
+
+    Such a lane is no witness against the ranks that had already left: nobody decided anything. One that
+    hangs there is: it came to a vote that the others, who are done, never held.
     """
-    if len(reader.ahead) >= 16:
+    if len(reader.ahead) >= OPENING_MAX or reader.lane.outcome == "hung":
         return False
-    roles = {kind.name: kind.role for kind in history.kinds.values()}
-    return roles[reader.ahead[-1][0]] == "meeting" and reader.ahead[-1][1] == "enter"
+    *calls, last = reader.ahead
+    return last[0] in meetings and last[1] == "enter" and all(key[1] == "call" for key in calls)

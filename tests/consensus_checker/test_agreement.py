@@ -68,7 +68,7 @@ def test_calls_in_another_order_are_order() -> None:
         1  match:r1=64  backup:17=64  evict:3=2  admit:r1=1
         2  match:r1=64  evict:3=2  backup:17=64  match:r9=1
     """
-    assert summary(text) == ((2,), "order", "write_backup", 1)
+    assert summary(text) == ((2,), "order", "evict", 1)
 
 
 def test_a_rank_that_stays_away_from_a_meeting_is_named_with_the_open_call() -> None:
@@ -96,7 +96,8 @@ def test_two_against_two_is_a_tie() -> None:
 def test_the_first_stage_leads_where_the_kind_says_so() -> None:
     text = "0 round=1\n1 round=2\n2 round=2\n3 round=2"
     finding = check(history(text, pp=4)).finding
-    assert (finding.culprit, finding.basis[0]) == ((1, 2, 3), "leader pp0")
+    # Stages 2 and 3 have what stage 1 handed them.
+    assert (finding.culprit, finding.victims, finding.basis[0]) == ((1,), (2, 3), "leader pp0")
 
 
 def test_a_leader_decides_nothing_inside_its_own_stage() -> None:
@@ -227,3 +228,45 @@ def test_renamed_requests_give_the_same_verdict() -> None:
     one, two = (check(history(drawn)).to_text() for drawn in (text, text.replace("r1", "zz")))
     assert one != two
     assert one == two.replace("zz", "r1")
+
+
+def test_a_leader_leads_nothing_but_its_led_fields() -> None:
+    text = "0 round=1:2\n1 round=1:3\n2 round=1:3\n3 round=1:3"
+    finding = check(history(text, pp=4)).finding
+    assert (finding.culprit, finding.basis[0]) == ((0,), "majority 3/4")
+
+
+def test_a_later_stage_that_differs_in_its_own_way_is_unclear() -> None:
+    finding = check(history("0 round=1\n1 round=2\n2 round=3\n3 round=1", pp=4)).finding
+    assert (finding.culprit, finding.victims, finding.unknown) == ((1,), (), (2,))
+
+
+def test_only_the_rank_that_adopted_wrongly_is_accused_in_its_stage() -> None:
+    text = "0 round=1\n1 round=1\n2 round=1\n3 round=2\n4 round=1\n5 round=2"
+    finding = check(history(text, pp=3)).finding
+    assert (finding.culprit, finding.victims) == ((3,), (5,))
+
+
+def test_a_stage_that_was_not_heard_may_have_been_the_first_to_differ() -> None:
+    finding = check(history("0 round=1\n2 round=2\n3 round=2", pp=4, world_size=4)).finding
+    assert (finding.culprit, finding.unknown, finding.level) == ((), (0, 2, 3), "undetermined")
+
+
+def test_a_leader_that_was_not_heard_to_the_full_lowers_the_confidence() -> None:
+    text = "0 round=1\n2 round=2\n3 round=2"
+    finding = check(history(text, pp=2, world_size=4)).finding
+    assert (finding.culprit, finding.basis[0], finding.level) == ((2, 3), "leader pp0", "low")
+
+
+def test_a_call_that_the_others_make_later_is_out_of_order_and_else_one_too_many() -> None:
+    later = "admit:r1=1 evict:3=2 match:r4=1 match:r5=1"
+    text = f"0 match:r1=1 {later}\n1 match:r1=1 {later}\n2 match:r1=1 evict:3=2 finish:r7=1 match:r8=1"
+    assert summary(text) == ((2,), "order", "evict", 1)
+    alone = text.replace("2 match:r1=1 evict:3=2", "2 match:r1=1 evict:9=2")
+    assert summary(alone) == ((2,), "extra", "evict", 1)
+
+
+def test_values_of_several_odd_ranks_are_each_told() -> None:
+    text = "0 match:r1=64\n1 match:r1=64\n2 match:r1=64\n3 match:r1=0\n4 match:r1=32"
+    finding = check(history(text)).finding
+    assert finding.summary.endswith("tokens 0 on rank 3, 32 on rank 4 instead of 64")

@@ -95,13 +95,14 @@ def test_a_hang_without_a_divergence_names_the_rank_that_did_not_join() -> None:
 
 def test_a_stall_that_waits_for_a_cut_log_names_nobody() -> None:
     finding = check(history(STALLED.replace("2 match:r1=64 #hung", "2 match:r1=64 #cut"))).finding
-    assert (finding.code, finding.culprit, finding.unknown, finding.level) == (11, (), (2,), "undetermined")
+    assert (finding.code, finding.culprit, finding.unknown, finding.level) == (20, (), (2,), "undetermined")
 
 
 def test_a_stall_that_waits_for_a_rank_without_a_log_calls_it_silent() -> None:
     text = "0 match:r1=64 events! #hung\n1 match:r1=64 events! #hung"
     finding = check(history(text, world_size=3)).finding
-    assert (finding.code, finding.culprit, finding.silent) == (11, (), (2,))
+    assert (finding.code, finding.culprit, finding.silent) == (20, (), (2,))
+    assert finding.summary == "ranks 0-1 hung in all_reduce tp0/events #0, and rank 2 left no log"
 
 
 def test_no_trailer_anywhere_is_incomplete_and_no_stall() -> None:
@@ -131,7 +132,7 @@ def test_a_receive_waits_for_its_peer_alone() -> None:
 
 def test_a_wrong_page_is_a_broken_invariant() -> None:
     finding = check(history("0 match:r1=64\n1 match:r1=64 wrong_page\n2 match:r1=64")).finding
-    assert (finding.kind, finding.code, finding.culprit) == ("invariant", 18, (1,))
+    assert (finding.kind, finding.code, finding.culprit, finding.victims) == ("invariant", 18, (), (1,))
 
 
 def test_a_wrong_page_after_a_divergence_is_another_finding() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from consensus_checker.check import check
 from consensus_checker.explain import proof
 from consensus_checker.screen import LINES_MAX, first_screen
 from tests.support.golden import assert_golden
-from tests.support.history import history
+from tests.support.history import history, lanes
+from tracer.record import Kind
 
 BACKUP_REFUSED = """
     0  match:r1=64  backup:17=64{host_pages_free=5}  match:r2=0  |  round?  events!  #hung
@@ -21,6 +24,12 @@ MEETING_SKIPPED = """
     1  round?{writes_done=1}  events!  events.  round=1  |  round?{writes_done=2}  events!  #hung
     2  round?{writes_done=1}  events!  events.  round=1  |  round?{writes_done=0}  round=0  |  main!  #hung
 """
+ROUND = "round?{writes_done=0} events! events. round=0 | "
+WRONG_MAJORITY = "\n".join(
+    f"{rank}  {ROUND * 4}round?{{writes_done={int(rank == 2)}}} "
+    + ("events! #hung" if rank == 2 else "round=0 match:r1=1 main! #hung")
+    for rank in range(4)
+)
 EIGHT = "\n".join(f"{rank}  match:r1=64  admit:r1={1 if rank == 5 else 2}" for rank in range(8))
 
 CASES = {
@@ -28,6 +37,9 @@ CASES = {
     "meeting_skipped": (MEETING_SKIPPED, None),
     "tie": ("0 backup:17=64{host_pages_free=5}\n1 backup:17=0{host_pages_free=0}", None),
     "many_ranks": (EIGHT, None),
+    "wrong_majority": (WRONG_MAJORITY, None),
+    "alone": ("0 match:r1=64", None),
+    "dropped": ("0 match:r1=64 evict:1=1\n1 match:r1=64 #drops:evict", None),
     "stalled": ("0 match:r1=64 events! #hung\n1 match:r1=64 events! #hung\n2 match:r1=64 #hung", None),
     "incomplete": ("0 match:r1=64 evict:3=1\n1 match:r1=64 #cut", 4),
     "consistent": ("0 match:r1=64 round=1\n1 match:r1=64 round=1", None),
@@ -44,3 +56,31 @@ def test_the_screen_and_the_proof_read_as_agreed(name: str) -> None:
     lines = [*screen, "", "-" * 80, "", *proof(verdict.finding, told)]
     assert [line for line in lines if len(line) > 80 or line != line.rstrip()] == []
     assert_golden(f"checker_{name}.txt", "\n".join(lines) + "\n")
+
+
+def test_the_query_shows_the_call_and_its_fact() -> None:
+    told = history(BACKUP_REFUSED)
+    (query, _why), _hits = check(told, path="runs/last").next
+    assert query == (
+        'hicache query runs/last "SELECT rank, seq, tokens, host_pages_free FROM records '
+        "WHERE kind = 'write_backup' AND step = 0 ORDER BY seq, rank\""
+    )
+
+
+def test_a_name_that_sql_would_misread_is_not_queried() -> None:
+    drawn = lanes("0 match:r1=64\n1 match:r1=64\n2 match:r1=0")
+    kind = Kind("match", "decision", agree=("tp",), compared=("rid", "Group; --"))
+    logs = [
+        replace(
+            lane,
+            kinds={"match": kind},
+            entries=[
+                {("Group; --" if name == "tokens" else name): value for name, value in entry.items()}
+                for entry in lane.entries
+            ],
+        )
+        for lane in drawn
+    ]
+    verdict = check(logs)
+    assert verdict.code == 10
+    assert "FROM decisions WHERE step BETWEEN 0 AND 1" in verdict.next[0][0]

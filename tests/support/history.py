@@ -11,12 +11,15 @@
 | `backup:17=64` | `write_backup` of node 17, one page, 64 tokens |
 | `evict:17=2`, `admit:r1=1`, `finish:r1=8` | as `match` |
 | `round?`, `round=2` | `event_round`, phase call with its facts, and phase return with the agreed count |
+| `round=2:7` | the same with 7 queued, a field that no leader decides |
 | `events!`, `events.` | `meeting` of that purpose, phases enter and leave; `events!8` has 8 elements |
 | `recv<0!`, `send>1.` | `meeting` with one peer |
 | `done:5` | `transfer_done`: the bytes of op 5 have moved; never compared |
 | `wrong_page` | the note of a page with other bytes |
 | `\\|` | the next step |
-| `#hung`, `#crashed`, `#cut` | how the lane ends; `completed` when nothing is said |
+| `#hung`, `#crashed`, `#stopped`, `#cut` | how the lane ends; `completed` when nothing is said |
+| `#config:a` | the header's `config_digest` |
+| `#drops:match` | the trailer says that this kind is missing from some point on |
 
 A slot or any other field that is neither compared nor a fact is written like a fact.
 """
@@ -40,6 +43,7 @@ KINDS = (
         compared=("node", "pages", "tokens"),
         local=("host_pages_free", "write_queue_len"),
         info=("slot",),
+        result="tokens",
         needs={"host_pages_free": "pages"},
     ),
     Kind("evict", "decision", agree=REPLICA, compared=("node", "pages_freed"), local=("host_pages_free",)),
@@ -49,9 +53,10 @@ KINDS = (
         "event_round",
         "decision",
         agree=REPLICA,
-        compared=("writes_agreed",),
+        compared=("queued", "writes_agreed"),
         local=("writes_done", "loads_done"),
         leader="pp",
+        led=("writes_agreed",),
     ),
     Kind("transfer_done", "transfer", info=("op",)),
     Kind(
@@ -73,30 +78,40 @@ ABOUT = {
 
 DECISION = re.compile(r"(?P<name>[a-z]+):(?P<about>\w+)=(?P<result>\w+)(?:\{(?P<facts>[^}]*)\})?")
 CALL = re.compile(r"round\?(?:\{(?P<facts>[^}]*)\})?")
-RETURN = re.compile(r"round=(?P<result>\d+)")
+RETURN = re.compile(r"round=(?P<result>\d+)(?::(?P<queued>\d+))?")
 MEETING = re.compile(r"(?P<purpose>[a-z_]+)(?:[<>](?P<peer>\d+))?(?P<mark>[!.])(?P<numel>\d*)")
 TOKEN = re.compile(r"\S+\{[^}]*\}|\S+")
 
 
 def history(
-    text: str, *, pp: int = 1, world_size: int | None = None, runs: Mapping[int, str] | None = None
+    text: str,
+    *,
+    pp: int = 1,
+    dp: int = 1,
+    world_size: int | None = None,
+    runs: Mapping[int, str] | None = None,
 ) -> History:
     """The history that `text` draws.
 
     Args:
-        pp: stages; ranks are numbered with tp fastest.
+        pp, dp: stages, replicas; ranks are numbered with tp fastest.
         world_size: ranks that the headers promise, when some are not drawn.
         runs: rank -> run id of its log, when it is from another run.
     """
-    return History.of(lanes(text, pp=pp, world_size=world_size, runs=runs))
+    return History.of(lanes(text, pp=pp, dp=dp, world_size=world_size, runs=runs))
 
 
 def lanes(
-    text: str, *, pp: int = 1, world_size: int | None = None, runs: Mapping[int, str] | None = None
+    text: str,
+    *,
+    pp: int = 1,
+    dp: int = 1,
+    world_size: int | None = None,
+    runs: Mapping[int, str] | None = None,
 ) -> list[MemoryLane]:
     drawn = [line.split(maxsplit=1) for line in text.strip().splitlines()]
     size = world_size or len(drawn)
-    sizes = {"dp": 1, "pp": pp, "cp": 1, "tp": size // pp}
+    sizes = {"dp": dp, "pp": pp, "cp": 1, "tp": size // pp // dp}
     return [
         lane(int(row[0]), row[1] if len(row) > 1 else "", sizes, (runs or {}).get(int(row[0]), "run-a"))
         for row in drawn
@@ -105,25 +120,31 @@ def lanes(
 
 def lane(rank: int, text: str, sizes: Mapping[str, int], run_id: str) -> MemoryLane:
     """One rank's line."""
+    # Stages are numbered through over the replicas.
     stage, tp_rank = divmod(rank, sizes["tp"])
+    dp_rank, pp_rank = divmod(stage, sizes["pp"])
     members = [stage * sizes["tp"] + index for index in range(sizes["tp"])]
     groups: dict[str, Sequence[int]] = {f"tp{stage}/{purpose}": members for purpose in ("main", "events")}
-    place = Place(rank, {"dp": 0, "pp": stage, "cp": 0, "tp": tp_rank}, sizes, groups)
-    head = header(place, KINDS, lane="scheduler", run_id=run_id, tool_version="test")
+    place = Place(rank, {"dp": dp_rank, "pp": pp_rank, "cp": 0, "tp": tp_rank}, sizes, groups)
+    digest = next((token[8:] for token in TOKEN.findall(text) if token.startswith("#config:")), "")
+    head = header(place, KINDS, lane="scheduler", run_id=run_id, tool_version="test", config_digest=digest)
     outcome: str | None = "completed"
+    dropped: dict[str, int] = {}
     entries: list[dict[str, Any]] = []
     step = 0
     group_seqs: dict[str, int] = {}
     for token in TOKEN.findall(text):
         if token == "|":
             step += 1
-        elif token.startswith("#"):
+        elif token.startswith("#drops:"):
+            dropped[token[7:]] = 1
+        elif token.startswith("#") and not token.startswith("#config:"):
             outcome = None if token == "#cut" else token[1:]
-        else:
+        elif not token.startswith("#"):
             # The header is line 0 of a lane.
             common = {"seq": len(entries) + 1, "step": step, "time_ns": 0}
             entries.append(common | _record(token, rank, stage, group_seqs))
-    trailer = {"kind": "trailer", "outcome": outcome} if outcome else None
+    trailer = {"kind": "trailer", "outcome": outcome, "dropped": dropped} if outcome else None
     return MemoryLane(rank, "scheduler", head, {kind.name: kind for kind in KINDS}, entries, trailer)
 
 
@@ -145,7 +166,8 @@ def _record(token: str, rank: int, stage: int, group_seqs: dict[str, int]) -> di
     if match := CALL.fullmatch(token):
         return {"kind": "event_round", "phase": "call", **_facts(match["facts"])}
     if match := RETURN.fullmatch(token):
-        return {"kind": "event_round", "phase": "return", "writes_agreed": int(match["result"])}
+        queued = {"queued": int(match["queued"])} if match["queued"] else {}
+        return {"kind": "event_round", "phase": "return", **queued, "writes_agreed": int(match["result"])}
     if match := DECISION.fullmatch(token):
         kind, about, result = ABOUT[match["name"]]
         pages = {"pages": 1} if kind == "write_backup" else {}
@@ -189,4 +211,6 @@ def _facts(text: str | None) -> dict[str, Any]:
 def _value(text: str) -> Any:
     if text in ("true", "false"):
         return text == "true"
+    if text == "null":
+        return None
     return int(text) if text.lstrip("-").isdigit() else text
