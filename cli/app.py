@@ -6,21 +6,26 @@ Composition only. A command returns its exit code; it imports what it needs when
 
 from __future__ import annotations
 
-import io
-import os
 import sys
-from collections.abc import Sequence
-from typing import Annotated
 
-import typer
+try:
+    import io
+    import os
+    from collections.abc import Sequence
+    from typing import Annotated
 
-from cli.commands.check import check
-from cli.commands.demo import demo
-from cli.commands.hits import hits
-from cli.commands.query import query
-from cli.commands.run import run
-from cli.commands.zoo import app as zoo
-from cli.errors import OK, USAGE, report, tell
+    import typer
+
+    from cli.commands.check import check
+    from cli.commands.demo import demo
+    from cli.commands.hits import hits
+    from cli.commands.query import query
+    from cli.commands.run import run
+    from cli.commands.zoo import app as zoo
+    from cli.errors import INTERRUPTED, OK, USAGE, report, tell
+except KeyboardInterrupt:
+    # Ctrl-C while the command is being loaded: nobody is there yet who could say so.
+    sys.exit(130)
 
 app = typer.Typer(
     add_completion=False,
@@ -58,11 +63,14 @@ def hicache(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code and never raises for what a user can cause."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    mend_streams()
     try:
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        mend_streams()
         code = app(words, prog_name="hicache", standalone_mode=False)
-    except (Exception, KeyboardInterrupt) as error:
+    except (KeyboardInterrupt, typer.Abort):
+        tell("interrupted")
+        return INTERRUPTED
+    except Exception as error:
         if isinstance(error, USAGE_ERRORS):
             return tell_usage(error)
         return report(error)
@@ -87,6 +95,8 @@ def tell_usage(error: BaseException) -> int:
     """A mistake in the arguments, in the form of every other error."""
     context = getattr(error, "ctx", None)
     said = error.format_message() if hasattr(error, "format_message") else str(error)
+    # The library's own word for what a type said; the sentence behind it is complete without.
+    said = said.replace("Value error, ", "")
     first, *rest = [line.strip() for line in said.splitlines() if line.strip()] or ["usage"]
     tell(f"error: {' '.join([first[:1].lower() + first[1:], *rest]).rstrip('.')}")
     tell(f"  try       {context.command_path if context is not None else 'hicache'} --help")

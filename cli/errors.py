@@ -41,6 +41,8 @@ def code_of(error: BaseException) -> int:
         return error.code
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
+    if isinstance(error, MemoryError):
+        return INTERNAL
     from hicache.errors import ConfigError, WorkloadError
     from tracer.errors import TracerError
 
@@ -58,6 +60,9 @@ def report(error: BaseException) -> int:
         tell("interrupted")
     elif code != INTERNAL:
         tell(f"error: {error}")
+    elif isinstance(error, MemoryError):
+        tell("error: out of memory")
+        tell(f"  {'try'.ljust(LABEL_WIDTH)}a machine with more, or logs of fewer steps")
     elif isinstance(error, OSError) and not os.environ.get(DEBUG_VARIABLE):
         where = f": {error.filename}" if error.filename else ""
         tell(f"error: {error.strerror or error}{where}")

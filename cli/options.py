@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cli.errors import CliError
+
+# What a path can't be read or written for is ours to say (`readable=False`): an input is code 3.
 OutDir = Annotated[
     Path,
-    typer.Option("--out", metavar="DIR", help="Folder for one log a rank and run.json.", show_default=False),
+    typer.Option(
+        "--out",
+        metavar="DIR",
+        help="Folder for one log a rank and run.json.",
+        show_default=False,
+        readable=False,
+    ),
 ]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace the run that --out holds; other files stay.")
@@ -24,8 +34,24 @@ Plugins = Annotated[
         metavar="FILE.py",
         help="A substitution of your own: Python with wire(parts). Repeatable.",
         show_default=False,
+        readable=False,
     ),
 ]
 Logs = Annotated[
-    Path, typer.Argument(metavar="PATH", help="A run's folder, or one log in it.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="PATH", help="A run's folder, or one log in it.", show_default=False, readable=False
+    ),
 ]
+
+
+def one_of(option: str, value: str, known: Sequence[str], *, later: Sequence[str] = ()) -> str:
+    """A choice by name; `later` are names of the contract that this version can't do.
+
+    Raises:
+        CliError: it is none of `known`.
+    """
+    if value in known:
+        return value
+    what = f"{option} {value} is not supported yet" if value in later else f"{option} {value} is not known"
+    raise CliError(what, expected=" or ".join((", ".join(known[:-1]), known[-1])))

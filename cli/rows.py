@@ -1,71 +1,70 @@
-"""Query rows for other programs: JSON, CSV, Parquet.
+"""Query rows for other programs: JSON and CSV, a row at a time.
 
-Owns what a value of the database becomes there. Types come from the database, not from the values, so
-that a column of nulls keeps its own.
+Owns what a value of the database becomes there. What JSON has no word for is text: a moment, an id, a
+decimal; bytes are hexadecimal, and a number that is none is null.
 """
 
 from __future__ import annotations
 
 import csv
-import io
 import json
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cli.errors import CliError
-
 if TYPE_CHECKING:
-    from tracer.trace_store import Table, TraceStore
+    from tracer.trace_store import Answer
+
+Write = Callable[[str], object]
+PLAIN = frozenset({str, int, bool, type(None)})
 
 
-def typed_columns(store: TraceStore, sql: str) -> tuple[str, ...]:
-    """The database's type of each column of a query that has run.
-
-    A semicolon ends a statement and can't stand in brackets. The one that ends this statement is the
-    only place at which what comes before it is a whole query, so it is found by trying.
-    """
-    from tracer.errors import StoreError
-
-    ends = [len(sql), *(index for index, char in enumerate(sql) if char == ";")]
-    for end in ends:
-        try:
-            described = store.query(f"SELECT column_type FROM (DESCRIBE {sql[:end]}\n)")
-        except StoreError:
-            continue
-        return tuple(str(row[0]) for row in described.rows)
-    raise CliError("the types of this query's columns can't be found", expected="--format table or csv")
-
-
-def render(table: Table, types: Sequence[str], shape: str) -> str:
-    """The rows as text: `json` is a list of objects, `csv` has a header line."""
-    if shape == "json":
-        rows = [json.dumps(row, ensure_ascii=False, default=str) for row in json_rows(table, types)]
-        return "[" + ",\n ".join(rows) + "]\n"
-    text = io.StringIO()
-    if shape == "csv":
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(table.columns)
-        writer.writerows([_plain(value) for value in row] for row in table.rows)
-    else:
-        from cli.screens.query import rows_table
-
-        text.writelines(f"{line}\n" for line in rows_table(table, 1 << 16))
-    return text.getvalue()
-
-
-def json_rows(table: Table, types: Sequence[str]) -> list[dict[str, Any]]:
-    """One dictionary a row; columns of type JSON are decoded, columns of one name told apart."""
-    names = unique(table.columns)
-    is_json = [kind == "JSON" for kind in types]
-    return [
-        {
-            name: json.loads(value) if decode and isinstance(value, str) else value
-            for name, value, decode in zip(names, row, is_json, strict=True)
+def write_json(answer: Answer, write: Write) -> None:
+    """A list of row objects; columns of type JSON are decoded, columns of one name told apart."""
+    names = unique(answer.columns)
+    convert = [decoded if kind == "JSON" else json_value for kind in answer.types]
+    before = "["
+    for row in answer.rows:
+        document = {
+            name: of_column(value) for name, of_column, value in zip(names, convert, row, strict=True)
         }
-        for row in table.rows
-    ]
+        write(before + json.dumps(document, ensure_ascii=False, allow_nan=False))
+        before = ",\n "
+    write("]\n" if before != "[" else "[]\n")
+
+
+def write_csv(answer: Answer, write: Write) -> None:
+    """A header line, then the rows; null is nothing, lists and structures are JSON."""
+    writer = csv.writer(_Stream(write), lineterminator="\n")
+    writer.writerow(answer.columns)
+    for row in answer.rows:
+        writer.writerow([_csv_value(value) for value in row])
+
+
+def json_value(value: Any) -> Any:
+    """A value as JSON can hold it."""
+    kind = type(value)
+    if kind in PLAIN:
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else None
+    if kind is bytes or kind is bytearray:
+        return value.hex()
+    if kind is list or kind is tuple:
+        return [json_value(item) for item in value]
+    if kind is dict:
+        return {str(key): json_value(item) for key, item in value.items()}
+    return str(value)
+
+
+def decoded(value: Any) -> Any:
+    """A value of type JSON as what it says; text that is none stays text."""
+    if not isinstance(value, str):
+        return json_value(value)
+    try:
+        return json_value(json.loads(value))
+    except (ValueError, RecursionError):
+        return value
 
 
 def unique(columns: Sequence[str]) -> list[str]:
@@ -80,52 +79,16 @@ def unique(columns: Sequence[str]) -> list[str]:
     return names
 
 
-def write_parquet(table: Table, types: Sequence[str], out: Path) -> None:
-    """The rows as one Parquet file; written beside its place and moved there whole.
-
-    Raises:
-        CliError: the file can't be written.
-    """
-    import duckdb
-
-    columns = ", ".join(
-        f"{_quoted(name)}: {_quoted(kind)}" for name, kind in zip(unique(table.columns), types, strict=True)
-    )
-    part = out.with_name(f".{out.name}.part")
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix="hicache-") as folder,
-            duckdb.connect(":memory:") as connection,
-        ):
-            rows = Path(folder) / "rows.jsonl"
-            with rows.open("w", encoding="utf-8") as file:
-                file.writelines(json.dumps(row, default=str) + "\n" for row in json_rows(table, types))
-            connection.execute(
-                f"COPY (SELECT * FROM read_json({_quoted(str(rows))}, columns = {{{columns}}}, "
-                "format = 'newline_delimited', maximum_object_size = 33554432)) "
-                f"TO {_quoted(str(part))} (FORMAT parquet)"
-            )
-        part.replace(out)
-    except (OSError, duckdb.Error) as error:
-        part.unlink(missing_ok=True)
-        raise CliError(f"{out} was not written: {str(error).splitlines()[0]}") from None
+def _csv_value(value: Any) -> Any:
+    if isinstance(value, list | dict | tuple):
+        return json.dumps(json_value(value), ensure_ascii=False)
+    return value.hex() if isinstance(value, bytes | bytearray) else value
 
 
-def write_out(out: Path, text: str) -> None:
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CliError(f"{out} was not written: {error.strerror}") from None
+class _Stream:
+    """What `csv` needs of a file."""
 
+    __slots__ = ("write",)
 
-def _plain(value: Any) -> Any:
-    """A cell of CSV: lists and structures as JSON, nothing for null."""
-    return (
-        json.dumps(value, ensure_ascii=False, default=str)
-        if isinstance(value, list | dict | tuple)
-        else value
-    )
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+    def __init__(self, write: Write) -> None:
+        self.write = write

@@ -11,7 +11,8 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from textwrap import wrap
 from typing import Any, TextIO
 
@@ -64,8 +65,13 @@ def show_json(document: Mapping[str, Any] | Sequence[Any]) -> None:
 
 
 def show_text(text: str) -> None:
+    show_parts(lambda write: write(text))
+
+
+def show_parts(print_parts: Callable[[Callable[[str], object]], object]) -> None:
+    """Whatever is written through the function that `print_parts` is given, as it comes."""
     with quiet_when_closed():
-        sys.stdout.write(text)
+        print_parts(sys.stdout.write)
         sys.stdout.flush()
 
 
@@ -91,6 +97,37 @@ def progress_bar(what: str, *, quiet: bool = False) -> Iterator[Progress | None]
     with Bar(*columns, TimeElapsedColumn(), console=console(sys.stderr), transient=True) as bar:
         task = bar.add_task(what, total=1.0, done=0)
         yield lambda done, fraction: bar.update(task, completed=fraction, done=done)
+
+
+# Logs of this size are read in a second or so, and from there on one wonders.
+LARGE_BYTES = 100 * 1000 * 1000
+
+
+@contextmanager
+def spinner(what: str, path: Path, *, quiet: bool = False) -> Iterator[Callable[[], None]]:
+    """A sign of life on stderr while large logs are read; the function that it yields takes it away."""
+    size = _size(path) if not quiet and sys.stderr.isatty() else 0
+    if size < LARGE_BYTES:
+        yield lambda: None
+        return
+    status = console(sys.stderr).status(f"{what}: {size / 1e6:,.0f} MB of logs")
+    status.start()
+    try:
+        yield status.stop
+    finally:
+        status.stop()
+
+
+def _size(path: Path) -> int:
+    """Bytes in a folder's files, or in a file; what can't be looked at counts nothing."""
+    size = 0
+    with suppress(OSError, ValueError):
+        if not path.is_dir():
+            return path.stat().st_size
+        for entry in os.scandir(path):
+            with suppress(OSError):
+                size += entry.stat().st_size
+    return size
 
 
 def paragraph(label: str, text: str, style: str = LABEL) -> list[Text]:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from consensus_checker.check import check
+from hicache.agentic import AgenticSpec
 from hicache.config import Config
 from hicache.sim.world import Plan, simulate
-from hicache.agentic import AgenticSpec
 from hicache.zoo import SCENARIOS
 from tests.hicache.sim.test_world import TOPOLOGIES, disturbed
 from tests.support.runs import agentic_plan, of_kind, records

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 from tracer.errors import HitsError
@@ -21,6 +22,10 @@ from tracer.log import LaneLog, Run
 SCHEMA = "hicache.hits.v1"
 DIGEST_CHARS = 16
 TIME_BUCKETS_MAX = 20
+# Replicas without a log that are named; a header may claim a million.
+MISSING_NAMED_MAX = 3
+# The row of `--by tier` for what no tier served and nobody computed, there only when there is some.
+UNPLACED = "unplaced"
 
 By = Literal["request", "tier", "conversation", "reason", "time"]
 GROUPINGS = ("request", "tier", "conversation", "reason", "time")
@@ -35,6 +40,7 @@ class RequestHits:
 
     Attributes:
         reason: why the first computed page was not a hit; None when the request was not admitted.
+        refused: why it never will be, or "".
         step: scheduler iteration at which the request was received.
         time_ns: the same on the rank's clock.
         is_finished: whether a finish record was seen.
@@ -52,15 +58,31 @@ class RequestHits:
     step: int = 0
     time_ns: int = 0
     is_finished: bool = False
+    refused: str = ""
 
     @property
     def cached(self) -> int:
         return self.device + self.host + self.storage
 
+    @property
+    def is_admitted(self) -> bool:
+        return self.reason is not None
+
+    @property
+    def unplaced(self) -> int:
+        """Prompt tokens that no tier served and nobody computed."""
+        return max(0, self.input_tokens - self.cached - self.computed)
+
+    @property
+    def is_unaccounted(self) -> bool:
+        """Whether it was served to its end and its parts are not its prompt."""
+        is_equal = self.cached + self.computed == self.input_tokens
+        return self.is_admitted and self.is_finished and not is_equal
+
 
 @dataclass(frozen=True, slots=True)
 class Unaccounted:
-    """A finished request whose parts do not add up to its prompt."""
+    """A served request whose parts do not add up to its prompt."""
 
     rid: str
     input_tokens: int
@@ -74,15 +96,40 @@ class Hits:
     Attributes:
         requests: every request that was counted, by replica, then in order of arrival.
         rows: the table that was asked for, one dictionary a row, keys in the order of the columns.
-        unaccounted: finished requests whose tokens do not add up.
-        notes: what limits these numbers: a lane that was cut, a replica without a log.
+        limits: what limits these numbers: a lane that was cut, a replica without a log.
     """
 
     by: By
     requests: tuple[RequestHits, ...]
     rows: tuple[dict[str, Any], ...]
-    unaccounted: tuple[Unaccounted, ...] = ()
-    notes: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()
+
+    @property
+    def unaccounted(self) -> tuple[Unaccounted, ...]:
+        """Served requests whose tokens do not add up."""
+        return tuple(
+            Unaccounted(request.rid, request.input_tokens, request.cached + request.computed)
+            for request in self.requests
+            if request.is_unaccounted
+        )
+
+    @property
+    def served(self) -> tuple[RequestHits, ...]:
+        """Requests that were admitted: the others had no chance of a hit."""
+        return tuple(request for request in self.requests if request.is_admitted)
+
+    @property
+    def served_hit_rate(self) -> float:
+        """The hit rate over the prompts of `served`."""
+        served = self.served
+        return _rate(
+            sum(request.cached for request in served), sum(request.input_tokens for request in served)
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What limits the numbers, of the logs and of the requests."""
+        return (*self.limits, *_unplaced_notes(self.requests))
 
     @property
     def input_tokens(self) -> int:
@@ -90,7 +137,7 @@ class Hits:
 
     @property
     def hit_rate(self) -> float:
-        """Cached tokens divided by prompt tokens; 0 without a prompt."""
+        """Cached tokens divided by the prompt tokens of all listed requests; 0 without a prompt."""
         return _rate(sum(request.cached for request in self.requests), self.input_tokens)
 
     def to_json(self) -> dict[str, Any]:
@@ -141,26 +188,18 @@ def hits(run: Run, *, by: str = "request", since: int | None = None, until: int 
     replicas, notes = leaders(run)
     requests: list[RequestHits] = []
     for dp, lanes in replicas:
-        account = _Account(dp, _page_size_tokens(lanes))
+        account = _Account(dp, page_size_tokens(lanes))
         for lane in lanes:
             account.read(lane)
-            if not lane.is_complete:
-                notes.append(
-                    lane.torn or f"{lane.files[-1].name}: cut behind record {lane.count}, without a trailer"
-                )
+            notes += [note for note in (lane.cut, lane.loss) if note]
         requests += account.results(_has_host_tier(lanes, account))
     chosen = tuple(
         request
         for request in requests
         if (since is None or request.step >= since) and (until is None or request.step <= until)
     )
-    unaccounted = tuple(
-        Unaccounted(request.rid, request.input_tokens, request.cached + request.computed)
-        for request in chosen
-        if request.is_finished and request.cached + request.computed != request.input_tokens
-    )
     grouping: By = by  # type: ignore[assignment]  # it is one of GROUPINGS
-    return Hits(grouping, chosen, tuple(ROWS[by](chosen)), unaccounted, tuple(notes))
+    return Hits(grouping, chosen, tuple(ROWS[by](chosen)), tuple(notes))
 
 
 @dataclass(slots=True)
@@ -178,6 +217,9 @@ class _Draft:
     is_finished: bool = False
     matched: str = "unknown"
     declined: str = ""
+    # From its admission to its first forward: whether the host's part is loaded is told in between.
+    is_load_due: bool = False
+    refused: str = ""
 
 
 @dataclass(slots=True)
@@ -240,6 +282,7 @@ class _Account:
             draft.step,
             draft.time_ns,
             draft.is_finished,
+            "" if draft.is_admitted else draft.refused,
         )
 
     def _draft(self, rid: str) -> _Draft:
@@ -253,7 +296,7 @@ class _Account:
         draft.input_tokens = _count(record["input_tokens"])
         conversation = record.get("conversation")
         draft.conversation = None if conversation is None else str(conversation)
-        draft.step, draft.time_ns = record["step"], record["time_ns"]
+        draft.step, draft.time_ns = _whole(record["step"]), _whole(record["time_ns"])
 
     def _match(self, record: Mapping[str, Any]) -> None:
         draft = self._draft(record["rid"])
@@ -273,13 +316,16 @@ class _Account:
 
     def _load_back(self, record: Mapping[str, Any]) -> None:
         draft = self._draft(record["rid"])
-        if not draft.is_admitted:
-            draft.declined = record.get("declined") or ""
+        if not draft.is_admitted or draft.is_load_due:
+            draft.is_load_due = False
+            draft.declined = str(record.get("declined") or "")
 
     def _admit(self, record: Mapping[str, Any]) -> None:
         draft = self._draft(record["rid"])
+        if record["verdict"] == REFUSED and not draft.is_admitted:
+            draft.refused = REFUSED
         if record["verdict"] == "admitted" and not draft.is_admitted:
-            draft.is_admitted = True
+            draft.is_admitted = draft.is_load_due = True
             device, host, storage = (
                 _count(record[f"{tier}_tokens"]) for tier in ("device", "host", "storage")
             )
@@ -288,10 +334,15 @@ class _Account:
     def _forward(self, record: Mapping[str, Any]) -> None:
         if record["mode"] == "extend":
             for rid, tokens in zip(record["rids"], record["computed_tokens"], strict=True):
-                self._draft(rid).computed += _count(tokens)
+                draft = self._draft(rid)
+                draft.computed += _count(tokens)
+                draft.is_load_due = False
 
     def _finish(self, record: Mapping[str, Any]) -> None:
-        self._draft(record["rid"]).is_finished = True
+        draft = self._draft(record["rid"])
+        draft.is_finished = True
+        if not draft.is_admitted:
+            draft.refused = str(record.get("reason") or REFUSED)
 
     def _insert(self, record: Mapping[str, Any]) -> None:
         self._set_fates(record.get("new_digests"), RESIDENT)
@@ -312,6 +363,8 @@ class _Account:
             fates[digest] = fate
 
 
+# The verdict of an admission on a request that can never fit.
+REFUSED = "too_long"
 # A page that is still somewhere and was missed all the same has a history that the log doesn't hold.
 FATE_REASONS = {
     None: "cold",
@@ -323,8 +376,14 @@ FATE_REASONS = {
 
 
 def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError(f"{value!r:.40} is not a count")
+    return value
+
+
+def _whole(value: Any) -> int:
     if type(value) is not int:
-        raise TypeError(f"{value!r} is not a count")
+        raise TypeError(f"{value!r:.40} is not a whole number")
     return value
 
 
@@ -352,11 +411,10 @@ def leaders(run: Run) -> tuple[list[tuple[int, tuple[LaneLog, ...]]], list[str]]
             hint=f"hicache check {run.path}",
         )
     replica_count = run.lanes[0].header.get("sizes", {}).get("dp", 1)
-    notes = [
-        f"replica dp{dp} is not counted: its first rank left no log"
-        for dp in range(replica_count)
-        if dp not in found
-    ]
+    missing = islice((dp for dp in range(replica_count) if dp not in found), MISSING_NAMED_MAX)
+    notes = [f"replica dp{dp} is not counted: its first rank left no log" for dp in missing]
+    if rest := replica_count - sum(dp < replica_count for dp in found) - len(notes):
+        notes.append(f"nor are {rest:,} more replicas, for the same reason")
     return [(dp, tuple(found[dp])) for dp in sorted(found)], notes
 
 
@@ -364,7 +422,7 @@ def _has_host_tier(lanes: Sequence[LaneLog], account: _Account) -> bool:
     return account.has_backups or lanes[0].header.get("config", {}).get("hierarchical_cache") is True
 
 
-def _page_size_tokens(lanes: Sequence[LaneLog]) -> int:
+def page_size_tokens(lanes: Sequence[LaneLog]) -> int:
     """Tokens a page, or 0 where the header doesn't say."""
     size = lanes[0].header.get("config", {}).get("page_size_tokens", 0)
     return size if type(size) is int and size > 0 else 0
@@ -397,6 +455,40 @@ def _by_tier(requests: Sequence[RequestHits]) -> Iterator[dict[str, Any]]:
             "share": _rate(tokens, input_tokens),
             "requests": sum(getattr(request, tier) > 0 for request in requests),
         }
+    if unplaced := sum(request.unplaced for request in requests):
+        yield {
+            "tier": UNPLACED,
+            "tokens": unplaced,
+            "share": _rate(unplaced, input_tokens),
+            "requests": sum(request.unplaced > 0 for request in requests),
+        }
+
+
+def _unplaced_notes(requests: Sequence[RequestHits]) -> Iterator[str]:
+    """Requests whose prompts no tier served and nobody computed, by what became of them."""
+    unadmitted = [request for request in requests if not request.is_admitted]
+    for reason, members in sorted(_grouped(unadmitted, lambda request: request.refused).items()):
+        tokens = sum(request.input_tokens for request in members)
+        how = f"refused ({reason.replace('_', ' ')})" if reason else "never admitted"
+        yield f"{_were(len(members))} {how}: {counted(tokens, 'token')} that nobody served"
+    pending = [
+        request
+        for request in requests
+        if request.is_admitted and not request.is_finished and request.unplaced
+    ]
+    if pending:
+        tokens = sum(request.unplaced for request in pending)
+        have = "has" if tokens == 1 else "have"
+        yield f"{_were(len(pending))} still being computed: {counted(tokens, 'token')} {have} no place yet"
+
+
+def _were(requests: int) -> str:
+    return f"{counted(requests, 'request')} {'was' if requests == 1 else 'were'}"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and its noun, as a person says it."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _by_conversation(requests: Sequence[RequestHits]) -> Iterator[dict[str, Any]]:

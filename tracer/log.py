@@ -9,11 +9,12 @@ why, and never raises for it. It knows lines, never what a kind means.
 
 from __future__ import annotations
 
+import errno
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
+from io import BytesIO, FileIO
+from itertools import chain
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
@@ -21,37 +22,25 @@ from typing import Any
 import msgspec
 
 from tracer.errors import LogError
+from tracer.places import SEGMENT, demand_there, no_logs
+from tracer.plausible import INTEGER_MAX, Count, Header, Integer
 from tracer.record import FORMAT, HEADER, TRAILER, VERSION, Kind
-from tracer.sinks import segment_name
+from tracer.sinks import allow_open_files
 
 # Large enough that a block's fixed costs vanish, small enough that its records stay in the cache.
 BLOCK_BYTES = 64 * 1024
 LINE_BYTES_MAX = 16 * 1024 * 1024
-
-SEGMENT = re.compile(r"rank(?P<rank>\d{4,})\.(?P<lane>[A-Za-z0-9_-]+)\.(?P<index>\d{3,})\.jsonl")
 SPECIAL = frozenset({HEADER, TRAILER})
-
-
-class Header(msgspec.Struct, frozen=True):
-    """The parts of a header that a reader can't do without; the rest stays a dictionary."""
-
-    kind: str
-    seq: int
-    run_id: str
-    rank: int
-    lane: str
-    world_size: int
-    kinds: dict[str, dict[str, Any]]
-    coordinates: dict[str, int] = {}
-    sizes: dict[str, int] = {}
-    config: dict[str, Any] = {}
 
 
 class Stamp(msgspec.Struct):
     """What every line carries, when the rest of it isn't wanted."""
 
-    seq: int
+    seq: Count
     kind: str
+    step: Integer
+    time_ns: Integer
+    phase: str = ""
 
 
 _RECORD = msgspec.json.Decoder(dict[str, Any])
@@ -78,16 +67,35 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How lines are decoded for one pass, and where `seq` and `kind` are in what comes out."""
+    """How lines are decoded for one pass, and where `seq` and `kind` are in what comes out.
+
+    `is_sound` tells whether the common fields of decoded lines have their types, where decoding does not.
+    """
 
     decode: Callable[[bytes], Any]
     decode_lines: Callable[[bytes], list[Any]]
     seq_of: Callable[[Any], int]
     kind_of: Callable[[Any], str]
+    is_sound: Callable[[Sequence[Any]], bool]
 
 
-WHOLE = Layout(_RECORD.decode, _RECORD.decode_lines, itemgetter("seq"), itemgetter("kind"))
-STAMPS = Layout(_STAMP.decode, _STAMP.decode_lines, attrgetter("seq"), attrgetter("kind"))
+def _are_sound(records: Sequence[dict[str, Any]]) -> bool:
+    """Whether every record's common fields have their types; a block at a time, for it is on every pass."""
+    numbers = [*map(itemgetter("step"), records), *map(itemgetter("time_ns"), records)]
+    seqs = map(itemgetter("seq"), records)
+    words = set(map(itemgetter("kind"), records))
+    words.update([record["phase"] for record in records if "phase" in record])
+    return (
+        set(map(type, chain(numbers, seqs))) <= {int}
+        and set(map(type, words)) <= {str}
+        and (not numbers or (min(numbers) >= -INTEGER_MAX and max(numbers) <= INTEGER_MAX))
+    )
+
+
+WHOLE = Layout(_RECORD.decode, _RECORD.decode_lines, itemgetter("seq"), itemgetter("kind"), _are_sound)
+STAMPS = Layout(
+    _STAMP.decode, _STAMP.decode_lines, attrgetter("seq"), attrgetter("kind"), lambda stamps: True
+)
 
 
 class LaneLog:
@@ -127,6 +135,39 @@ class LaneLog:
         """Whether the last pass reached a trailer and nothing was wrong before it."""
         return self.trailer is not None and self.torn is None
 
+    @property
+    def outcome(self) -> str | None:
+        """What the trailer says; None when there is none."""
+        outcome = (self.trailer or {}).get("outcome")
+        return outcome if isinstance(outcome, str) else None
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Kind -> records that the writer lost, by the trailer: that kind is missing from some record on."""
+        dropped = (self.trailer or {}).get("dropped")
+        if not isinstance(dropped, dict):
+            return {}
+        return {
+            kind: lost
+            for kind, lost in sorted(dropped.items())
+            if type(lost) is int and 0 < lost <= INTEGER_MAX
+        }
+
+    @property
+    def loss(self) -> str:
+        """The same as a sentence, or nothing."""
+        if not self.dropped:
+            return ""
+        kinds = ", ".join(f"{lost:,} of {kind}" for kind, lost in self.dropped.items())
+        return f"{self.files[-1].name}: records that could not be written are missing: {kinds}"
+
+    @property
+    def cut(self) -> str:
+        """Why the lane is not complete, as a sentence, or nothing."""
+        if self.is_complete:
+            return ""
+        return self.torn or f"{self.files[-1].name}: cut behind record {self.count}, without a trailer"
+
     def records(self) -> Iterator[dict[str, Any]]:
         """Every readable record, oldest first, without headers and trailer; constant memory."""
         for block in self._pass(WHOLE):
@@ -138,7 +179,7 @@ class LaneLog:
             pass
         valid_bytes = self._valid_bytes
         return [
-            Extent(path, valid_bytes[index] if index < len(valid_bytes) else 0, path.stat().st_size)
+            Extent(path, valid_bytes[index] if index < len(valid_bytes) else 0, _size(path))
             for index, path in enumerate(self.files)
         ]
 
@@ -197,6 +238,13 @@ class LaneLog:
                 if self.torn is not None:
                     return
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                # Our own shortage; the log may be whole.
+                raise LogError(
+                    "too many open files: every rank's log is read at once",
+                    where=str(path),
+                    hint="ulimit -n with more than two for each rank",
+                ) from None
             self._tear(path, f"it can't be read on: {error.strerror}")
         if is_header_due and self.torn is None:
             self._tear(path, "it is empty")
@@ -226,11 +274,13 @@ class LaneLog:
                 records = layout.decode_lines(block)
                 seqs = list(map(layout.seq_of, records))
                 kinds = set(map(layout.kind_of, records))
+                is_sound = layout.is_sound(records)
             except (msgspec.MsgspecError, ValueError, LookupError, TypeError, RecursionError):
                 return self._careful(path, block, layout)
             is_gapless = seqs == list(range(self._seq, self._seq + len(seqs)))
             if (
-                is_gapless
+                is_sound
+                and is_gapless
                 and len(seqs) == block.count(b"\n")
                 and block.endswith(b"\n")
                 and not kinds & SPECIAL
@@ -277,6 +327,13 @@ class LaneLog:
             self.trailer = record
             if record.get("records") != seq:
                 return f"the trailer counts {record.get('records')} lines before it, there are {seq}"
+            return ""
+        for name in ("step", "time_ns"):
+            value = record.get(name)
+            if type(value) is not int or abs(value) > INTEGER_MAX:
+                return f"its {name} is {value!r:.40}, not a number of 64 bits"
+        if type(record.get("phase", "")) is not str:
+            return f"its phase is {record['phase']!r:.40}, not a word"
         return ""
 
     def _tear(self, path: Path, reason: str) -> None:
@@ -318,7 +375,8 @@ class Run:
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
-        return tuple(sorted(set(range(self.world_size)) - set(self.ranks)))
+        seen = set(self.ranks)
+        return tuple(rank for rank in range(self.world_size) if rank not in seen)
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -346,8 +404,7 @@ def find_logs(path: str | os.PathLike[str]) -> Run:
         LogError: nothing there, no header readable, not our format, or another major version.
     """
     place = Path(path)
-    if not place.exists():
-        raise LogError(f"no such file or folder: {place}", hint="the folder that was given to --out")
+    demand_there(place)
     unreadable: list[str] = []
     segments: list[Segment] = []
     for file, rank, lane, index in _candidates(place):
@@ -367,12 +424,16 @@ def find_logs(path: str | os.PathLike[str]) -> Run:
                 expected=f"a first line with kind {HEADER} and format {FORMAT}",
                 hint="another folder, or run it again",
             )
-        raise LogError(
-            f"no logs in {place}",
-            expected=f"{segment_name(0, 'scheduler', 0)}, ...",
-            hint="hicache zoo run local_host_room_decides_backup --out " + str(place),
-        )
+        raise no_logs(place)
     return Run(place, lanes, tuple(unreadable))
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file; 0 when it is gone, for then it was not read either."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 class _HeaderError(Exception):
@@ -380,19 +441,24 @@ class _HeaderError(Exception):
 
 
 def _candidates(place: Path) -> list[tuple[Path, int, str, int]]:
-    """Files to look into, with rank, lane and segment index as their names say."""
-    if place.is_file():
-        match = SEGMENT.fullmatch(place.name)
-        if match is None:
-            return [(place, -1, "", 0)]
-        return [(place, int(match["rank"]), match["lane"], int(match["index"]))]
+    """Files to look into, with rank, lane and segment index as their names say.
+
+    A file named as a segment stands for its lane: the others of the lane beside it are read with it.
+    """
+    given = SEGMENT.fullmatch(place.name) if place.is_file() else None
+    if given is None and place.is_file():
+        return [(place, -1, "", 0)]
     found = []
     try:
-        for file in sorted(place.iterdir()):
+        for file in sorted((place.parent if given else place).iterdir()):
             match = SEGMENT.fullmatch(file.name)
-            if match is not None and file.is_file():
+            if match is None or not file.is_file():
+                continue
+            if given is None or (match["rank"], match["lane"]) == (given["rank"], given["lane"]):
                 found.append((file, int(match["rank"]), match["lane"], int(match["index"])))
     except OSError as error:
+        if given is not None:
+            return [(place, int(given["rank"]), given["lane"], int(given["index"]))]
         raise LogError(f"{place} can't be listed: {error.strerror}", hint="check its permissions") from None
     return found
 
@@ -447,6 +513,8 @@ def _read_header(path: Path) -> dict[str, Any]:
         parsed = msgspec.convert(header, Header)
         for name, parts in parsed.kinds.items():
             Kind.from_declaration(name, parts)
+        if wrong := parsed.contradiction():
+            raise ValueError(wrong)
     except (msgspec.ValidationError, ValueError, TypeError) as error:
         raise _HeaderError(f"its header is damaged: {error}") from None
     return header
@@ -471,9 +539,18 @@ def _demand_version(path: Path, header: Mapping[str, Any]) -> None:
         )
 
 
+def _opened(path: Path) -> FileIO:
+    try:
+        return FileIO(path)
+    except OSError as error:
+        if error.errno != errno.EMFILE or not allow_open_files():
+            raise
+        return FileIO(path)
+
+
 def _blocks(path: Path) -> Iterator[bytes]:
     """The file in blocks of whole lines; the last one may lack its newline or hold zero bytes."""
-    with path.open("rb", buffering=0) as file:
+    with _opened(path) as file:
         rest = b""
         while chunk := file.read(BLOCK_BYTES):
             block = rest + chunk

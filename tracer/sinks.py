@@ -12,9 +12,11 @@ and swallows the rest. It never looks into a line.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import mmap
 import os
+import resource
 import socket
 import sys
 import time
@@ -22,12 +24,16 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 SEGMENT_BYTES_MIN = 64 * 1024
 SEGMENT_BYTES_MAX = 4 * 1024 * 1024
 PAGE_BYTES = 4096
 NEWLINE = 0x0A
+# Asked for when the system sets no limit of its own.
+OPEN_FILES_MAX = 1 << 20
+# What says how a whole run ended; written by whoever made the run, never read as a log.
+SUMMARY_NAME = "run.json"
 
 Warn = Callable[[str], None]
 HeaderLine = Callable[[], bytes]
@@ -84,7 +90,9 @@ class SegmentSink:
     """Append-only segments of one lane, mapped into memory: what was written survives SIGKILL.
 
     A file is allocated on disk before it is mapped, since a store into a sparse mapping kills the
-    process with SIGBUS once the disk is full. It is cut to what was used only after it was unmapped.
+    process with SIGBUS once the disk is full. It is cut to what was used when nobody writes any more,
+    through the mapping itself: a sink holds one file descriptor, the mapping's, and never goes back to
+    the path, where another file may be by then.
     Files are created exclusively, so an earlier run in the same folder is never overwritten.
 
     Args:
@@ -103,8 +111,6 @@ class SegmentSink:
         self._header_line: HeaderLine | None = None
         self._is_open = False
         self._map: mmap.mmap | None = None
-        self._close_fd: weakref.finalize[Any, Any] | None = None
-        self._fd = -1
         self._used = 0
         # Zero while nothing is mapped: then every line takes the slow path of `write`.
         self._size = 0
@@ -164,30 +170,23 @@ class SegmentSink:
         return True
 
     def _map_new(self, path: Path, size: int) -> None:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(fd, 0, size)
-            self._map = mmap.mmap(fd, size)
-        except (OSError, ValueError):
-            os.close(fd)
-            # An empty segment would look like a lane that was cut.
-            path.unlink(missing_ok=True)
-            raise
-        self._fd = fd
-        self._close_fd = weakref.finalize(self, os.close, fd)
+            self._map = _mapped(path, size)
+        except OSError as error:
+            if error.errno != errno.EMFILE or not allow_open_files():
+                raise
+            self._map = _mapped(path, size)
         self._used = 0
         self._size = size
 
     def _seal(self) -> None:
-        """Unmap the segment, then cut it to what was used."""
-        if self._map is None or self._close_fd is None:
+        """Cut the segment to what was used and unmap it."""
+        if self._map is None:
             return
-        self._unmap()
         # When this fails the zero bytes stay, and a reader stops at them.
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._fd, self._used)
-        self._close_fd()
-        self._close_fd = None
+        with contextlib.suppress(OSError, ValueError, SystemError):
+            self._map.resize(self._used)
+        self._unmap()
 
     def _unmap(self) -> None:
         if self._map is not None:
@@ -204,6 +203,36 @@ class SegmentSink:
             f"tracing of rank {self.rank}, lane {self.lane} is off from here on: {reason} "
             f"({self.folder / segment_name(self.rank, self.lane, self.segment_count)})",
         )
+
+
+def _mapped(path: Path, size: int) -> mmap.mmap:
+    """A new file of `size` bytes in memory; the mapping keeps a descriptor of its own."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, size)
+        return mmap.mmap(fd, size)
+    except (OSError, ValueError):
+        # An empty segment would look like a lane that was cut.
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(fd)
+
+
+def allow_open_files(wanted: int | None = None) -> bool:
+    """Raise this process's own limit to `wanted` open files, or as far as it goes; whether that was done."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    is_unlimited = hard == resource.RLIM_INFINITY
+    limit = OPEN_FILES_MAX if is_unlimited else hard
+    if wanted is not None:
+        limit = wanted if is_unlimited else min(wanted, hard)
+    if soft == resource.RLIM_INFINITY or soft >= limit:
+        return False
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def segment_name(rank: int, lane: str, index: int) -> str:
@@ -250,6 +279,3 @@ def _leave_to_parent(reference: weakref.ref[SegmentSink]) -> None:
         return
     sink._is_open = False
     sink._unmap()
-    if sink._close_fd is not None:
-        sink._close_fd()
-        sink._close_fd = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracer.errors import HitsError
-from tracer.hits import leaders, split_digests
+from tracer.hits import leaders, page_size_tokens, split_digests
 from tracer.log import LaneLog, Run
 
 
@@ -56,10 +56,11 @@ def _first_miss(lanes: Sequence[LaneLog], rid: str) -> tuple[str, bool]:
 def _story(lanes: Sequence[LaneLog], rid: str, missed: str) -> Iterator[StoryLine]:
     # Nodes are the request's own from the record that names them on; transfers name nodes, not requests.
     nodes: set[int] = set()
+    page_tokens = page_size_tokens(lanes)
     for lane in lanes:
         for record in lane.records():
             try:
-                text = _sentence(record, rid, missed, nodes)
+                text = _sentence(record, rid, missed, nodes, page_tokens)
             except (LookupError, TypeError, ValueError):
                 text = "a record that lacks some of its fields"
             if text:
@@ -69,13 +70,15 @@ def _story(lanes: Sequence[LaneLog], rid: str, missed: str) -> Iterator[StoryLin
                 missed = ""
 
 
-def _sentence(record: Mapping[str, Any], rid: str, missed: str, nodes: set[int]) -> str:
+def _sentence(record: Mapping[str, Any], rid: str, missed: str, nodes: set[int], page_tokens: int) -> str:
     """The record's part in the story, or nothing; adds the nodes that it makes the request's own."""
     kind = record["kind"]
     if record.get("rid") == rid:
         node = record.get("node")
         if kind in ("insert", "load_back") and type(node) is int:
             nodes.add(node)
+        if kind == "insert":
+            return _told_insert(record, page_tokens)
         template = OWN.get(kind)
         if template is None:
             return f"{kind} of the request"
@@ -96,15 +99,34 @@ def _sentence(record: Mapping[str, Any], rid: str, missed: str, nodes: set[int])
 def _shared(record: Mapping[str, Any], rid: str) -> str:
     if record["kind"] == "forward" and "computed_tokens" in record:
         tokens = record["computed_tokens"][record["rids"].index(rid)]
-        return f"forward ({record['mode']}): {tokens} tokens computed"
-    count = len(record["rids"])
-    return f"{record['kind']} ({record.get('mode', '')}) of {count} request{'s' if count != 1 else ''}"
+        return f"forward ({record['mode']}): {_counted(tokens, 'token')} computed"
+    requests = _counted(len(record["rids"]), "request")
+    return f"{record['kind']} ({record.get('mode', '')}) of {requests}"
 
 
 def _told_load_back(record: Mapping[str, Any]) -> str:
     if record.get("declined"):
-        return f"load back of {record['tokens']} tokens declined: {record['declined']}"
-    return f"load back of {record['tokens']} tokens from host (node {record['node']})"
+        pages = _counted(record["pages"], "page")
+        return f"load back of {pages} from host declined: {record['declined'].replace('_', ' ')}"
+    return f"load back of {_counted(record['tokens'], 'token')} from host (node {record['node']})"
+
+
+def _told_insert(record: Mapping[str, Any], page_tokens: int) -> str:
+    """New tokens, own copies of pages that others had brought in before, and the prefix it was read from."""
+    new, duplicates, tokens = record["new_tokens"], record["duplicate_pages"], record["tokens"]
+    told = f"{_counted(new, 'new token')} entered the tree (node {record['node']})"
+    if duplicates:
+        told += f", {_counted(duplicates, 'page')} {'was' if duplicates == 1 else 'were'} there already"
+        if not page_tokens:
+            return told
+    prefix = tokens - new - duplicates * page_tokens
+    if prefix > 0:
+        told += f", the other {prefix} {'was' if prefix == 1 else 'were'} its cached prefix"
+    return told
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _told_match(record: Mapping[str, Any]) -> str:
@@ -112,22 +134,19 @@ def _told_match(record: Mapping[str, Any]) -> str:
         end = f"first page missed: {record['miss_digest']}"
     else:
         end = "every usable page was found"
-    return f"matched {record['device_tokens']} tokens on device, {record['host_tokens']} on host; {end}"
+    device = _counted(record["device_tokens"], "token")
+    return f"matched {device} on device, {record['host_tokens']} on host; {end}"
 
 
 OWN: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "request": lambda r: f"received with {r['input_tokens']} prompt tokens",
+    "request": lambda r: f"received with {_counted(r['input_tokens'], 'prompt token')}",
     "match": _told_match,
     "load_back": _told_load_back,
     "admit": lambda r: (
-        f"{r['verdict']}: {r['device_tokens']} tokens from device, {r['host_tokens']} from host, "
+        f"{r['verdict']}: {_counted(r['device_tokens'], 'token')} from device, {r['host_tokens']} from host, "
         f"{r['storage_tokens']} from storage, {r['extend_tokens']} to compute"
     ),
-    "insert": lambda r: (
-        f"{r['new_tokens']} of {r['tokens']} tokens entered the tree (node {r['node']}), "
-        f"{r['duplicate_pages']} pages were there already"
-    ),
-    "finish": lambda r: f"finished ({r['reason']}) after {r['output_tokens']} tokens",
+    "finish": lambda r: f"finished ({r['reason']}) after {_counted(r['output_tokens'], 'token')}",
 }
 
 # Record kind -> fields that may hold the missed page, each with what that means.
@@ -141,10 +160,14 @@ PAGE_MOVES: Mapping[str, tuple[tuple[str, str], ...]] = {
 }
 
 NODE_MOVES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "write_backup": lambda r: f"backup of {r['pages']} pages to host begins",
-    "backup_cancel": lambda r: f"backup of {r['pages']} pages is cancelled",
+    "write_backup": lambda r: (
+        f"backup of {_counted(r['pages'], 'page')} to host {'begins' if r['tokens'] else 'is refused'}"
+    ),
+    "backup_cancel": lambda r: f"backup of {_counted(r['pages'], 'page')} is cancelled",
     "evict": lambda r: "evicted from the device",
     "evict_host": lambda r: "evicted from the host",
-    "transfer_enqueue": lambda r: f"transfer {r['op']} ({r['queue']}, {r['pages']} pages) enqueued",
+    "transfer_enqueue": lambda r: (
+        f"transfer {r['op']} ({r['queue']}, {_counted(r['pages'], 'page')}) enqueued"
+    ),
     "transfer_ack": lambda r: f"transfer {r['op']} ({r['queue']}) applied",
 }

@@ -1,205 +1,136 @@
 """Logs in DuckDB: one table of records, the views of views.sql, and queries that can't do harm.
 
-Owns the types of the known fields and the lock around the database. It loads only what the reader
-found to be whole, and never writes to the logs. What a query may touch is the loaded data alone: no
-file, no network, no setting, no second statement.
+Owns the lock around the database. It never writes to the logs. What a query may touch is the loaded data
+alone: no file, no network, no setting, no second statement. The database of a large log is a file in a
+private folder, filled, closed and opened again for reading, so that it may be larger than memory.
+
+Whatever the database does, it does in a thread of its own: Ctrl-C can't be heard inside it.
 """
 
 from __future__ import annotations
 
-import json
+import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from threading import Event, Thread
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import duckdb
 
 from tracer.errors import StoreError
-from tracer.log import LaneLog, Run, find_logs
-from tracer.sinks import meta_name
+from tracer.load import fill_lanes, fill_records, link, quoted
+from tracer.log import Run, find_logs
+from tracer.places import quoted as quoted_path
+from tracer.queries import QUERIES
 
 MEMORY_LIMIT = "4GB"
-COPY_BYTES = 1024 * 1024
-AXES = ("dp", "pp", "cp", "tp")
-COMMON_TYPES = {"seq": "BIGINT", "step": "BIGINT", "time_ns": "BIGINT", "kind": "VARCHAR", "phase": "VARCHAR"}
+# Logs up to here are held in memory, where they take some seven times as much; it is a third faster.
+IN_MEMORY_BYTES = 320 * 1024 * 1024
+BATCH_ROWS = 4096
+# How long an interrupted query gets to end; it looks every few thousand rows.
+INTERRUPT_SECONDS = 5.0
+# What may stand in the path of the private folder, which the database sees.
+PLAIN_PATH = re.compile(r"[\w./ +,@:-]+")
+# A field of a log that does not have the type of its name; everything else is no value's fault.
+VALUE_ERRORS = (duckdb.InvalidInputException, duckdb.ConversionException, duckdb.OutOfRangeException)
 
-# Fields that a header declares and that are not here become JSON. `op` is both an id (transfers) and a
-# word (meetings), so it is loaded as text and offered as a number where it is one.
-FIELD_TYPES = {
-    "arrival_ms": "DOUBLE",
-    "available": "BIGINT",
-    "axis": "VARCHAR",
-    "backups_agreed": "BIGINT",
-    "backups_reserved": "BIGINT",
-    "computed_tokens": "BIGINT[]",
-    "conversation": "VARCHAR",
-    "declined": "VARCHAR",
-    "demoted_digests": "VARCHAR",
-    "device_pages_evictable": "BIGINT",
-    "device_pages_free": "BIGINT",
-    "device_tokens": "BIGINT",
-    "dropped_digests": "VARCHAR",
-    "duplicate_pages": "BIGINT",
-    "evictable": "BIGINT",
-    "extend_tokens": "BIGINT",
-    "group": "VARCHAR",
-    "group_seq": "BIGINT",
-    "host_pages_free": "BIGINT",
-    "host_tokens": "BIGINT",
-    "input_tokens": "BIGINT",
-    "loads_agreed": "BIGINT",
-    "loads_done": "BIGINT",
-    "loads_in_flight": "BIGINT",
-    "miss_digest": "VARCHAR",
-    "mode": "VARCHAR",
-    "new_digests": "VARCHAR",
-    "new_tokens": "BIGINT",
-    "node": "BIGINT",
-    "nodes": "BIGINT[]",
-    "numel": "BIGINT",
-    "op": "VARCHAR",
-    "order": "BIGINT",
-    "output_tokens": "BIGINT",
-    "page_index": "BIGINT",
-    "pages": "BIGINT",
-    "pages_freed": "BIGINT",
-    "pages_wanted": "BIGINT",
-    "peer": "BIGINT",
-    "pool": "VARCHAR",
-    "protected": "BIGINT",
-    "purpose": "VARCHAR",
-    "queue": "VARCHAR",
-    "reason": "VARCHAR",
-    "rid": "VARCHAR",
-    "rids": "VARCHAR[]",
-    "round": "BIGINT",
-    "running_count": "BIGINT",
-    "slot": "BIGINT",
-    "storage_tokens": "BIGINT",
-    "tokens": "BIGINT",
-    "total": "BIGINT",
-    "usable_tokens": "BIGINT",
-    "verdict": "VARCHAR",
-    "waiting_count": "BIGINT",
-    "write_queue_len": "BIGINT",
-    "writes_agreed": "BIGINT",
-    "writes_done": "BIGINT",
-    "writes_in_flight": "BIGINT",
-}
-# Columns of `records` that are not the line's own; a field of the same name gets a `field_` in front.
-OWN_COLUMNS = {"rank", *AXES, "lane", *COMMON_TYPES, "op_text", "fields"}
-# The columns that `decisions` has anyway are not repeated in its `fields`.
-DECISION_COLUMNS = ("rid", "node", "pages", "tokens")
+# Inside the private folder.
+LOGS, SPILL, EXPORTS, DATABASE = "logs", "spill", "exports", "trace.duckdb"
 
-
-class Canned(NamedTuple):
-    """A query that comes with the tool."""
-
-    description: str
-    sql: str
-
-
-QUERIES: Mapping[str, Canned] = {
-    "slowest_requests": Canned(
-        "the 20 requests that waited longest for admission",
-        "SELECT rid, conversation, input_tokens, computed_tokens, wait_steps, wait_ns, receive_step, "
-        "admit_step, finish_step FROM requests "
-        "ORDER BY wait_ns DESC NULLS FIRST, receive_step, rid LIMIT 20",
-    ),
-    "tier_hits": Canned(
-        "prompt tokens by the tier that served them, for each replica",
-        "SELECT dp, count(*) AS requests, sum(input_tokens)::BIGINT AS input_tokens, "
-        "sum(device_tokens)::BIGINT AS device, sum(host_tokens)::BIGINT AS host, "
-        "sum(storage_tokens)::BIGINT AS storage, sum(computed_tokens)::BIGINT AS computed "
-        "FROM requests GROUP BY dp ORDER BY dp",
-    ),
-    "collectives_open": Canned(
-        "collectives that a rank entered and never left",
-        'SELECT rank, lane, "group", group_seq, purpose, op, numel, enter_step, enter_seq '
-        'FROM collectives WHERE NOT "left" ORDER BY "group", group_seq, rank',
-    ),
-    "evictions_by_step": Canned(
-        "pages evicted at each step, by tier and rank",
-        "SELECT step, rank, tier, count(*) AS evictions, sum(pages_wanted)::BIGINT AS pages_wanted, "
-        "sum(pages_freed)::BIGINT AS pages_freed, sum(demoted_pages)::BIGINT AS demoted_pages, "
-        "sum(dropped_pages)::BIGINT AS dropped_pages "
-        "FROM evictions GROUP BY step, rank, tier ORDER BY step, rank, tier",
-    ),
-    "decisions_around": Canned(
-        "every rank's decisions in the last steps before the first open collective, or of the run",
-        'WITH centre AS (SELECT coalesce((SELECT min(enter_step) FROM collectives WHERE NOT "left"), '
-        "(SELECT max(step) FROM decisions)) AS step) "
-        "SELECT step, rank, seq, kind, phase, rid, node, pages, tokens, fields FROM decisions "
-        "WHERE step BETWEEN (SELECT step - 2 FROM centre) AND (SELECT step FROM centre) "
-        "ORDER BY step, lane, seq, rank",
-    ),
-    "transfers_not_applied": Canned(
-        "transfers whose bytes have moved and which were never applied",
-        "SELECT rank, queue, op, pages, enqueue_step, done_step FROM transfers "
-        "WHERE done_step IS NOT NULL AND ack_step IS NULL ORDER BY rank, queue, op",
-    ),
-    "lanes_cut": Canned(
-        "lanes that were not closed by their writer, and why reading stopped",
-        "SELECT rank, lane, records, outcome, torn FROM lanes "
-        "WHERE outcome IS NULL OR torn IS NOT NULL ORDER BY rank, lane",
-    ),
-}
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The answer to a query."""
+    """The whole answer to a query."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
 
 
+class Answer(NamedTuple):
+    """An answer that is read once, while its query runs.
+
+    Attributes:
+        types: the database's type of each column.
+        rows: one tuple a row; at most one batch is in memory.
+    """
+
+    columns: tuple[str, ...]
+    types: tuple[str, ...]
+    rows: Iterator[tuple[Any, ...]]
+
+
 class TraceStore:
-    """Loaded logs behind a lock: `query` is all that can be done with them.
+    """Loaded logs behind a lock: a SELECT is all that can be done with them.
 
     Attributes:
         run: what was loaded; its lanes have been read, so `torn` and `trailer` are set.
+        notes: what of the logs is not as it should be: fields read as null, records that were dropped.
     """
 
-    def __init__(self, run: Run, connection: duckdb.DuckDBPyConnection) -> None:
+    def __init__(
+        self,
+        run: Run,
+        connection: duckdb.DuckDBPyConnection,
+        folder: tempfile.TemporaryDirectory[str],
+        notes: Sequence[str] = (),
+    ) -> None:
         self.run = run
+        self.notes = tuple(notes)
         self._connection = connection
+        self._folder = folder
+        self._is_stuck = False
 
     def query(self, sql: str) -> Table:
-        """Run one SELECT over the views.
+        """Run one SELECT over the views and keep its whole answer; for answers known to be small.
 
         Raises:
             StoreError: more or other than one SELECT, a table or file that isn't there, or a mistake.
         """
-        try:
-            statements = self._connection.extract_statements(sql)
-        except duckdb.Error as error:
-            raise _refusal(error, sql) from None
-        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-            found = ", ".join(statement.type.name for statement in statements) or "nothing"
-            raise StoreError(
-                f"one SELECT can be run, this is {found}", where=_short(sql), hint="hicache query --list"
+        with self.answer(sql) as answer:
+            return Table(answer.columns, tuple(answer.rows))
+
+    @contextmanager
+    def answer(self, sql: str) -> Iterator[Answer]:
+        """Run one SELECT over the views and read its rows as they come.
+
+        Raises:
+            StoreError: as `query`, also while the rows are read.
+        """
+        statement = self._select(sql)
+        with self._reading(sql):
+            cursor = self._work(lambda: self._connection.execute(statement))
+            described = cursor.description or ()
+            yield Answer(
+                tuple(str(each[0]) for each in described),
+                tuple(str(each[1]) for each in described),
+                self._rows(cursor),
             )
-        # A statement that reads may still hold one that writes (WITH gone AS (DELETE ...)).
-        self._connection.execute("BEGIN TRANSACTION READ ONLY")
-        try:
-            cursor = self._connection.execute(statements[0])
-            columns = tuple(str(column[0]) for column in cursor.description or ())
-            return Table(columns, tuple(tuple(row) for row in cursor.fetchall()))
-        except RuntimeError as error:
-            # The database turns Ctrl-C into an error of its own.
-            if "interrupted" in str(error).lower():
-                raise KeyboardInterrupt from None
-            raise _refusal(error, sql) from None
-        except duckdb.Error as error:
-            raise _refusal(error, sql) from None
-        finally:
-            self._connection.execute("ROLLBACK")
+
+    def count(self, sql: str) -> int:
+        """How many rows a SELECT has, without reading them."""
+        body = self._body(sql)
+        with self._reading(sql):
+            found = self._work(
+                lambda: self._connection.execute(f"SELECT count(*) FROM (\n{body}\n)").fetchone()
+            )
+        return int(found[0]) if found else 0
+
+    def write_parquet(self, sql: str) -> Path:
+        """The answer to a SELECT as a Parquet file in the private folder, gone when the store is closed."""
+        body = self._body(sql)
+        path = Path(self._folder.name) / EXPORTS / "rows.parquet"
+        with self._reading(sql):
+            self._work(
+                lambda: self._connection.execute(f"COPY (\n{body}\n) TO {quoted(str(path))} (FORMAT parquet)")
+            )
+        return path
 
     def canned(self, name: str) -> Table:
         """Run a query of `QUERIES`."""
@@ -210,7 +141,76 @@ class TraceStore:
         return self.query(QUERIES[name].sql)
 
     def close(self) -> None:
-        self._connection.close()
+        # A query that does not hear that it was interrupted holds the connection for good.
+        if not self._is_stuck:
+            self._connection.close()
+        self._folder.cleanup()
+
+    def _select(self, sql: str) -> duckdb.Statement:
+        """The one statement in `sql`, which reads."""
+        try:
+            statements = self._connection.extract_statements(sql)
+        except (duckdb.Error, UnicodeError) as error:
+            raise self._refusal(error, sql) from None
+        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+            found = ", ".join(statement.type.name for statement in statements) or "nothing"
+            raise StoreError(
+                f"one SELECT can be run, this is {found}", where=_short(sql), hint="hicache query --list"
+            )
+        return statements[0]
+
+    def _body(self, sql: str) -> str:
+        """The SELECT without its semicolon and what follows it, so that it can stand in brackets."""
+        self._select(sql)
+        text = sql.encode()
+        for offset, kind in duckdb.tokenize(sql):
+            if kind == duckdb.token_type.operator and text[offset : offset + 1] == b";":
+                return text[:offset].decode()
+        return sql
+
+    def _rows(self, cursor: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
+        while batch := self._work(lambda: cursor.fetchmany(BATCH_ROWS)):
+            yield from batch
+
+    @contextmanager
+    def _reading(self, sql: str) -> Iterator[None]:
+        """A transaction that can't write: a SELECT may still hold a DELETE (WITH gone AS ...)."""
+        self._connection.execute("BEGIN TRANSACTION READ ONLY")
+        try:
+            yield
+        except (duckdb.Error, MemoryError, RuntimeError, ValueError, OverflowError) as error:
+            raise self._refusal(error, sql) from None
+        finally:
+            if not self._is_stuck:
+                self._connection.execute("ROLLBACK")
+
+    def _work(self, work: Callable[[], T]) -> T:
+        try:
+            return interruptibly(self._connection, work)
+        except StuckError:
+            self._is_stuck = True
+            raise KeyboardInterrupt from None
+
+    def _refusal(self, error: Exception, sql: str) -> StoreError:
+        schema = f"hicache query {quoted_path(self.run.path)} --schema"
+        if isinstance(error, MemoryError | duckdb.OutOfMemoryException):
+            return StoreError(
+                f"the query needs more memory than it may use, {MEMORY_LIMIT}",
+                where=_short(sql),
+                hint="fewer rows or columns, or a LIMIT",
+            )
+        if isinstance(error, duckdb.PermissionException):
+            return StoreError(
+                "a query reads the loaded records and nothing else: no file, network or setting",
+                where=_short(sql),
+                hint="hicache query --list",
+            )
+        is_unknown = isinstance(error, duckdb.CatalogException | duckdb.BinderException)
+        return StoreError(
+            f"the query failed: {_first_line(error)}",
+            where=_short(sql),
+            hint=schema if is_unknown else "hicache query --list",
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -222,182 +222,140 @@ class TraceStore:
 
 
 def open_store(source: str | Path | Run, *, memory_limit: str = MEMORY_LIMIT) -> TraceStore:
-    """Load logs into a database in memory and lock it.
+    """Load logs into a database of their own and lock it.
 
     Raises:
         LogError: there is no log at `source`.
-        StoreError: it holds several runs, or a field that does not have the type of its name.
+        StoreError: it holds several runs, or there is no room for the database.
     """
     run = source if isinstance(source, Run) else find_logs(source)
     if len(run.run_ids) > 1:
         raise StoreError(
             f"{run.path} holds {len(run.run_ids)} runs", where=", ".join(run.run_ids), hint="one folder a run"
         )
-    connection = duckdb.connect(":memory:")
+    folder = _private_folder()
     try:
-        # Nothing may be spilled into the working directory, and no local variable may pose as a table.
-        connection.execute(f"SET memory_limit = {_quoted(memory_limit)}")
-        connection.execute("SET temp_directory = ''")
-        connection.execute("SET python_enable_replacements = false")
-        connection.execute("SET autoinstall_known_extensions = false")
-        connection.execute("SET autoload_known_extensions = false")
-        _load(connection, run)
-        connection.execute(files("tracer").joinpath("views.sql").read_text(encoding="utf-8"))
-        connection.execute("SET enable_external_access = false")
-        connection.execute("SET lock_configuration = true")
-    except duckdb.Error as error:
-        connection.close()
+        place = Path(folder.name)
+        connection, notes = _fill(run, place, memory_limit)
+        return TraceStore(run, connection, folder, notes)
+    except BaseException as error:
+        folder.cleanup()
+        if not isinstance(error, duckdb.Error | MemoryError | OSError):
+            raise
+        is_memory = isinstance(error, MemoryError | duckdb.OutOfMemoryException)
+        why = f"they need more memory than {memory_limit}" if is_memory else _first_line(error)
         raise StoreError(
-            f"the logs can't be loaded: {_first_line(error)}",
+            f"the logs can't be loaded: {why}",
             where=str(run.path),
-            hint=f"hicache check {run.path}",
+            hint=f"room in {tempfile.gettempdir()}, or TMPDIR=... with more",
         ) from None
+
+
+def _private_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder of ours with a path that the database can take for nothing but a path."""
+    try:
+        default = tempfile.gettempdir()
+        return tempfile.TemporaryDirectory(
+            prefix="hicache-", dir=default if PLAIN_PATH.fullmatch(default) else "/tmp"
+        )
+    except OSError as error:
+        raise StoreError(f"no folder for a database: {error.strerror}", hint="TMPDIR=... with room") from None
+
+
+def _fill(run: Run, place: Path, memory_limit: str) -> tuple[duckdb.DuckDBPyConnection, list[str]]:
+    """The loaded and locked database, and what of the logs is not as it should be."""
+    for name in (LOGS, EXPORTS, SPILL):
+        (place / name).mkdir()
+    sources = link(run, place / LOGS)
+    is_small = sum(path.stat().st_size for _lane, paths in sources for path in paths) <= IN_MEMORY_BYTES
+    database = ":memory:" if is_small else str(place / DATABASE)
+    connection = duckdb.connect(database)
+
+    def fill() -> list[str]:
+        # What does not fit in memory while it is sorted waits in a folder that no query will see.
+        _settle(connection, memory_limit, spill="" if is_small else str(place / SPILL))
+        fill_lanes(connection, run, sources)
+        try:
+            notes = fill_records(connection, run, sources)
+        except VALUE_ERRORS:
+            notes = fill_records(connection, run, sources, is_lenient=True)
+        connection.execute(files("tracer").joinpath("views.sql").read_text(encoding="utf-8"))
+        return notes
+
+    try:
+        notes = interruptibly(connection, fill)
+        if not is_small:
+            connection.close()
+            connection = duckdb.connect(database, read_only=True)
+            _settle(connection, memory_limit, spill="")
+        _lock(connection, place / EXPORTS)
+    except StuckError:
+        raise KeyboardInterrupt from None
     except BaseException:
         connection.close()
         raise
-    return TraceStore(run, connection)
+    return connection, notes
 
 
-def _load(connection: duckdb.DuckDBPyConnection, run: Run) -> None:
-    declared = _declared_fields(run.lanes)
-    connection.execute("CREATE TABLE kinds (name VARCHAR PRIMARY KEY, role VARCHAR)")
-    roles = {name: kind.role for lane in run.lanes for name, kind in lane.kinds.items()}
-    for name in sorted(roles):
-        connection.execute("INSERT INTO kinds VALUES (?, ?)", [name, roles[name]])
-    connection.execute(
-        "CREATE TEMP TABLE sources (filename VARCHAR, rank BIGINT, dp BIGINT, pp BIGINT, cp BIGINT, "
-        "tp BIGINT, lane VARCHAR)"
-    )
-    connection.execute(
-        "CREATE TABLE lanes (rank BIGINT, dp BIGINT, pp BIGINT, cp BIGINT, tp BIGINT, lane VARCHAR, "
-        "run_id VARCHAR, host VARCHAR, pid BIGINT, records BIGINT, steps BIGINT, outcome VARCHAR, "
-        "torn VARCHAR)"
-    )
-    with _readable_files(run) as paths:
-        for lane, lane_paths in paths:
-            place = [lane.rank, *(lane.coordinates.get(axis, 0) for axis in AXES), lane.lane]
-            for path in lane_paths:
-                connection.execute("INSERT INTO sources VALUES (?, ?, ?, ?, ?, ?, ?)", [str(path), *place])
-            meta = _meta(run, lane.rank)
-            outcome = (lane.trailer or {}).get("outcome")
-            connection.execute(
-                "INSERT INTO lanes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, ?, ?)",
-                [*place, lane.run_id, meta.get("host"), meta.get("pid"), lane.count, outcome, lane.torn],
-            )
-        _load_records(connection, [path for _lane, lane_paths in paths for path in lane_paths], declared)
-    connection.execute("DROP TABLE sources")
-    connection.execute(
-        "UPDATE lanes SET steps = seen.steps FROM "
-        "(SELECT rank, lane, max(step) + 1 AS steps FROM records GROUP BY rank, lane) AS seen "
-        "WHERE seen.rank = lanes.rank AND seen.lane = lanes.lane"
-    )
+def _lock(connection: duckdb.DuckDBPyConnection, exports: Path) -> None:
+    """Leave no way out of the database but the folder of exports, which no SELECT can write to."""
+    connection.execute(f"SET allowed_directories = [{quoted(str(exports) + '/')}]")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
 
 
-def _load_records(
-    connection: duckdb.DuckDBPyConnection, paths: Sequence[Path], declared: Sequence[str]
-) -> None:
-    types = {**COMMON_TYPES, **FIELD_TYPES}
-    types |= {field: "JSON" for field in declared if field.casefold() not in types}
-    columns = ", ".join(f"{_quoted(field)}: {_quoted(kind)}" for field, kind in types.items())
-    if paths:
-        source = (
-            f"read_json([{', '.join(_quoted(str(path)) for path in paths)}], format = 'newline_delimited', "
-            f"columns = {{{columns}}}, filename = 'hicache_source', maximum_object_size = 33554432)"
-        )
-    else:
-        empty = ", ".join(f"NULL::{kind} AS {_name(field)}" for field, kind in types.items())
-        source = f"(SELECT {empty}, NULL::VARCHAR AS hicache_source WHERE false)"
-    fields = [field for field in types if field not in COMMON_TYPES and field != "op"]
-    selected = ", ".join(f"log.{_name(field)} AS {_name(_column(field))}" for field in fields)
-    connection.execute(
-        "CREATE TABLE records AS SELECT sources.rank, dp, pp, cp, tp, sources.lane, "
-        "log.seq, log.step, log.time_ns, log.kind, log.phase, "
-        f"try_cast(log.op AS BIGINT) AS op, log.op AS op_text, {selected} "
-        f"FROM {source} AS log JOIN sources ON sources.filename = hicache_source "
-        "WHERE log.kind NOT IN ('header', 'trailer') ORDER BY sources.rank, sources.lane, log.seq"
-    )
-    # A merge into nothing leaves out what is null, so that a record shows its own fields only.
-    rest = [field for field in fields if field not in DECISION_COLUMNS]
-    packed = ", ".join(f"{_name(field)} := {_name(_column(field))}" for field in rest)
-    connection.execute(
-        "CREATE VIEW records_with_fields AS SELECT *, "
-        f"json_merge_patch('{{}}', to_json(struct_pack(op := op_text, {packed}))) AS fields FROM records"
-    )
+def _settle(connection: duckdb.DuckDBPyConnection, memory_limit: str, *, spill: str) -> None:
+    connection.execute(f"SET memory_limit = {quoted(memory_limit)}")
+    connection.execute(f"SET temp_directory = {quoted(spill)}")
+    # No local variable may pose as a table, and nobody's home is named.
+    connection.execute("SET python_enable_replacements = false")
+    connection.execute("SET autoinstall_known_extensions = false")
+    connection.execute("SET autoload_known_extensions = false")
+    connection.execute("SET allow_persistent_secrets = false")
+    connection.execute("SET secret_directory = ''")
+    connection.execute("SET enable_progress_bar = false")
 
 
-@contextmanager
-def _readable_files(run: Run) -> Iterator[list[tuple[LaneLog, list[Path]]]]:
-    """Files that hold nothing but good lines: the logs themselves, or copies of their readable start."""
-    with tempfile.TemporaryDirectory(prefix="hicache-") as folder:
-        found: list[tuple[LaneLog, list[Path]]] = []
-        for lane in run.lanes:
-            paths = []
-            for extent in lane.extents():
-                if extent.valid_bytes == extent.file_bytes:
-                    paths.append(extent.path.resolve())
-                elif extent.valid_bytes:
-                    copy = Path(folder) / f"{len(found)}-{len(paths)}.jsonl"
-                    _copy_start(extent.path, copy, extent.valid_bytes)
-                    paths.append(copy)
-            found.append((lane, paths))
-        yield found
+class StuckError(Exception):
+    """The database was interrupted and did not stop."""
 
 
-def _copy_start(source: Path, target: Path, size: int) -> None:
-    with source.open("rb") as read, target.open("wb") as write:
-        while size > 0 and (chunk := read.read(min(size, COPY_BYTES))):
-            write.write(chunk)
-            size -= len(chunk)
+def interruptibly(connection: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T:
+    """Do `work` on a connection in another thread, while this one can hear Ctrl-C.
 
+    Raises:
+        KeyboardInterrupt: it came, and the database has stopped.
+        StuckError: it came, and the database went on; the connection must not be touched again.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+    done = Event()
 
-def _declared_fields(lanes: Sequence[LaneLog]) -> list[str]:
-    """Every field that a header declares, once; names that differ in case only are one column."""
-    found: dict[str, str] = {}
-    for lane in lanes:
-        for kind in lane.kinds.values():
-            for field in kind.fields:
-                found.setdefault(field.casefold(), field)
-    return sorted(found.values())
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            done.set()
 
-
-def _column(field: str) -> str:
-    return f"field_{field}" if field.casefold() in OWN_COLUMNS else field
-
-
-def _meta(run: Run, rank: int) -> dict[str, Any]:
-    """The side file of a rank; empty when there is none that can be read."""
-    folder = run.path if run.path.is_dir() else run.path.parent
+    worker = Thread(target=run, name="hicache query", daemon=True)
     try:
-        meta = json.loads((folder / meta_name(rank)).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(meta, dict) or not isinstance(meta.get("pid", 0), int):
-        return {}
-    return meta
+        worker.start()
+        done.wait()
+    except KeyboardInterrupt:
+        if worker.ident is not None:
+            connection.interrupt()
+            if not done.wait(INTERRUPT_SECONDS):
+                raise StuckError from None
+        raise
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _name(text: str) -> str:
-    return '"' + text.replace('"', '""') + '"'
-
-
-def _refusal(error: Exception, sql: str) -> StoreError:
-    if isinstance(error, duckdb.PermissionException):
-        return StoreError(
-            "a query reads the loaded records and nothing else: no file, network or setting",
-            where=_short(sql),
-            hint="hicache query --list",
-        )
-    return StoreError(
-        f"the query failed: {_first_line(error)}", where=_short(sql), hint="hicache query --list"
-    )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _short(sql: str) -> str:

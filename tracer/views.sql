@@ -1,14 +1,16 @@
--- The tables that people query. `records` and `lanes` are filled by trace_store.py; every view reads
--- those two. The comment above a view says what one of its rows is; ids are those of the log.
+-- The tables that people query. `records` and `lanes` are filled by load.py; every view reads those two.
+-- The comment above a view says what one of its rows is; ids are those of the log.
 -- A view whose kinds no log holds yet has its columns and no rows.
 
--- One rank. Its outcome is unknown as long as one of its lanes was cut.
+-- One rank. Its outcome, and how many records its writer dropped, are unknown as long as one of its lanes
+-- was cut.
 CREATE VIEW ranks AS
 SELECT rank, any_value(dp) AS dp, any_value(pp) AS pp, any_value(cp) AS cp, any_value(tp) AS tp,
        any_value(run_id) AS run_id, any_value(host) AS host, any_value(pid) AS pid,
        count(*) AS lanes, sum(records)::BIGINT AS records,
        max(steps) AS steps, CASE WHEN count(outcome) = count(*) THEN max(outcome) END AS outcome,
-       count(*) FILTER (torn IS NOT NULL) AS torn_lanes, min(torn) AS torn
+       count(*) FILTER (torn IS NOT NULL) AS torn_lanes, min(torn) AS torn,
+       CASE WHEN count(dropped) = count(*) THEN sum(dropped)::BIGINT END AS dropped
 FROM lanes GROUP BY rank ORDER BY rank;
 
 -- One request, as the first rank of its replica saw it (tp, cp and pp 0).
@@ -89,8 +91,9 @@ GROUP BY rank, lane, "group", group_seq ORDER BY rank, lane, min(seq);
 
 -- One record of a kind whose role is `decision`; its other fields are in `fields`.
 CREATE VIEW decisions AS
-SELECT rank, dp, pp, cp, tp, lane, seq, step, time_ns, kind, phase, rid, node, pages, tokens, fields
-FROM records_with_fields WHERE kind IN (SELECT name FROM kinds WHERE role = 'decision')
+SELECT rank, dp, pp, cp, tp, lane, seq, step, time_ns, kind, phase, rid, node, pages, tokens,
+       own_fields(records) AS fields
+FROM records WHERE kind IN (SELECT name FROM kinds WHERE role = 'decision')
 ORDER BY rank, lane, seq;
 
 -- One eviction on one rank, from the device or from the host.

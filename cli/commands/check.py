@@ -27,7 +27,12 @@ MILD = (OK, 4, UNREADABLE)
 def check(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="PATH...", help="Folders with the logs of one run each.", show_default=False),
+        typer.Argument(
+            metavar="PATH...",
+            help="Folders with the logs of one run each.",
+            show_default=False,
+            readable=False,
+        ),
     ],
     full: Annotated[bool, typer.Option("--full", help="Add the argument, step by step.")] = False,
     json: Json = False,
@@ -39,13 +44,14 @@ def check(
     The exit code is the verdict: 0 consistent, 4 not enough to say, 10 divergence, 11-18 see the docs,
     3 no readable log.
     """
-    from cli.theme import show, show_json, show_text
+    from cli.theme import show, show_json, show_text, spinner
 
     codes: list[int] = []
     documents: list[dict[str, Any]] = []
     for number, path in enumerate(paths):
         try:
-            verdict, history = judge(path)
+            with spinner("checking", path, quiet=quiet):
+                verdict, history = judge(path)
         except Exception as error:
             # With several folders one that can't be read must not hide the verdict on the others.
             if len(paths) == 1:

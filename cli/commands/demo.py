@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.errors import INTERNAL, INTERRUPTED, OK
+from cli.errors import INTERNAL, INTERRUPTED, OK, CliError
 from cli.folder import refuse_used
 from cli.options import Json, Overwrite
 
@@ -27,7 +27,10 @@ DEFAULT_OUT = Path("runs/demo")
 
 def demo(
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder of the run; its twin's is DIR-twin.")
+        Path,
+        typer.Option(
+            "--out", metavar="DIR", help="Folder of the run; its twin's is DIR-twin.", readable=False
+        ),
     ] = DEFAULT_OUT,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -39,11 +42,13 @@ def demo(
     from cli.screens.demo import document, expected, scenes
     from cli.theme import show, show_json
 
+    if not out.name:
+        raise CliError(f"--out {out}: its twin's folder has no name", expected="a folder with a name")
     twin_out = out.with_name(f"{out.name}-twin")
     for folder in (out, twin_out):
         # The default folder is the demo's own; any other may hold somebody's run.
         refuse_used(folder, overwrite=overwrite or out == DEFAULT_OUT)
-    made = stage(out, twin_out)
+    made = stage(out, twin_out, overwrite=overwrite or out == DEFAULT_OUT)
     if made is None:
         return INTERRUPTED
     is_right = made.is_right
@@ -56,7 +61,7 @@ def demo(
     return OK if is_right else INTERNAL
 
 
-def stage(out: Path, twin_out: Path) -> Scene | None:
+def stage(out: Path, twin_out: Path, *, overwrite: bool) -> Scene | None:
     """Make both runs and read them again; None when interrupted."""
     from cli.commands.check import judge
     from cli.commands.run import record
@@ -66,8 +71,8 @@ def stage(out: Path, twin_out: Path) -> Scene | None:
 
     scenario = find_scenario(SCENARIO)
     plan, twin_plan = scenario.plan(SEED), scenario.plan(SEED, twin=True)
-    result = record(plan, out)
-    twin_result = record(twin_plan, twin_out) if result is not None else None
+    result = record(plan, out, overwrite=overwrite)
+    twin_result = record(twin_plan, twin_out, overwrite=overwrite) if result is not None else None
     if result is None or twin_result is None:
         return None
     verdict, history = judge(out)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli.errors import CliError
-from cli.options import Json, Logs
+from cli.options import Json, Logs, one_of
 
 if TYPE_CHECKING:
     from tracer.hits import Hits
@@ -18,17 +17,13 @@ if TYPE_CHECKING:
 SCHEMA_WHY = "hicache.why.v1"
 
 
-class By(StrEnum):
-    request = "request"
-    tier = "tier"
-    conversation = "conversation"
-    reason = "reason"
-    time = "time"
+GROUPINGS = ("request", "tier", "conversation", "reason", "time")
+GROUPINGS_LATER = ("prefix",)
 
 
 def hits(
     path: Logs,
-    by: Annotated[By, typer.Option(help="What one row is.")] = By.request,
+    by: Annotated[str, typer.Option(metavar="|".join(GROUPINGS), help="What one row is.")] = "request",
     why: Annotated[
         str | None, typer.Option(metavar="RID", help="The story of one request instead.", show_default=False)
     ] = None,
@@ -47,16 +42,18 @@ def hits(
 
     Device, host, storage and computed tokens of a request add up to its prompt.
     """
+    one_of("--by", by, GROUPINGS, later=GROUPINGS_LATER)
     from cli.screens.hits import story, tables
-    from cli.theme import show, show_json, width
+    from cli.theme import show, show_json, spinner, width
     from tracer.hits import hits as count_hits
     from tracer.log import find_logs
     from tracer.story import why as tell_why
 
     run = find_logs(path)
     if why is not None:
-        row = only(count_hits(run), why, run).rows[0]
-        lines = tell_why(run, why)
+        with spinner("reading", path):
+            row = only(count_hits(run), why, run).rows[0]
+            lines = tell_why(run, why)
         if json:
             moments = [
                 {"step": line.step, "time_ns": line.time_ns, "kind": line.kind, "text": line.text}
@@ -66,7 +63,8 @@ def hits(
         else:
             show(story(row, lines))
         return 0
-    found = count_hits(run, by=by.value, since=since, until=until)
+    with spinner("reading", path):
+        found = count_hits(run, by=by, since=since, until=until)
     if rid is not None:
         found = only(found, rid, run)
     if json:
@@ -82,6 +80,7 @@ def only(found: Hits, rid: str, run: Run) -> Hits:
     Raises:
         CliError: it is not among them.
     """
+    from cli.theme import command_line
     from tracer.hits import ROWS
 
     requests = tuple(request for request in found.requests if request.rid == rid)
@@ -90,11 +89,6 @@ def only(found: Hits, rid: str, run: Run) -> Hits:
         raise CliError(
             f"no request {rid} among the {len(found.requests)} counted in {run.path}",
             expected=f"{examples}, ..." if examples else "",
-            hint=f"hicache hits {run.path}",
+            hint=command_line("hits", run.path),
         )
-    return replace(
-        found,
-        requests=requests,
-        rows=tuple(ROWS[found.by](requests)),
-        unaccounted=tuple(each for each in found.unaccounted if each.rid == rid),
-    )
+    return replace(found, requests=requests, rows=tuple(ROWS[found.by](requests)))

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from io import TextIOWrapper
+from itertools import islice
 from pathlib import Path
+from shutil import copyfileobj
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.errors import CliError
-from cli.options import Json
+from cli.errors import CliError, tell
+from cli.options import Json, one_of
 
 if TYPE_CHECKING:
     from tracer.trace_store import Table, TraceStore
@@ -17,21 +22,20 @@ if TYPE_CHECKING:
 VIEWS_SQL = (
     "SELECT table_name AS name, string_agg(column_name, ', ' ORDER BY column_index) AS columns "
     "FROM duckdb_columns() WHERE NOT internal AND schema_name = 'main' "
-    "AND table_name NOT IN ('records_with_fields', 'kinds', 'sources') "
+    "AND table_name NOT IN ('kinds') "
     "GROUP BY table_name ORDER BY table_name"
 )
-
-
-class Format(StrEnum):
-    table = "table"
-    json = "json"
-    csv = "csv"
-    parquet = "parquet"
+FORMATS = ("table", "json", "csv", "parquet")
+# A table is for reading; more rows than this are for a program.
+TABLE_ROWS_MAX = 1000
+# A file has no edge at which a column would have to be cut.
+FILE_WIDTH = 1 << 16
 
 
 def query(
     path: Annotated[
-        Path | None, typer.Argument(metavar="PATH", help="A run's folder.", show_default=False)
+        Path | None,
+        typer.Argument(metavar="PATH", help="A run's folder.", show_default=False, readable=False),
     ] = None,
     sql: Annotated[
         str | None, typer.Argument(metavar="SQL", help="One SELECT over the views.", show_default=False)
@@ -41,20 +45,26 @@ def query(
         typer.Option(metavar="NAME", help="A query that comes with the tool.", show_default=False),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="The queries that come with the tool.")] = False,
-    schema: Annotated[bool, typer.Option("--schema", help="The views and their columns.")] = False,
-    format_: Annotated[Format, typer.Option("--format", help="Parquet goes to --out.")] = Format.table,
+    schema: Annotated[bool, typer.Option("--schema", help="PATH's views and their columns.")] = False,
+    format_: Annotated[
+        str, typer.Option("--format", metavar="|".join(FORMATS), help="Parquet goes to --out.")
+    ] = "table",
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write there, not to stdout.", show_default=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="Write there, not to stdout.", show_default=False, readable=False),
     ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help=f"Tables with more than {TABLE_ROWS_MAX:,} rows as well.")
+    ] = False,
     json: Json = False,
 ) -> int:
     """Ask the logs in SQL. Views: requests, matches, transfers, queues, collectives, decisions, ...
 
     Nothing but the loaded records can be reached from the SQL.
     """
-    shape = Format.json if json else format_
+    shape = "json" if json else one_of("--format", format_, FORMATS)
     if list_:
-        return show_list(is_json=shape is Format.json)
+        return show_list(is_json=shape == "json")
     if path is None:
         raise CliError("query needs the folder of a run", expected='hicache query PATH "SELECT ..."')
     if sum((sql is not None, name is not None, schema)) != 1:
@@ -63,30 +73,24 @@ def query(
             expected='"SELECT ...", --name NAME or --schema',
             hint="hicache query --list",
         )
-    if shape is Format.parquet and out is None:
+    if shape == "parquet" and out is None and not schema:
         raise CliError("--format parquet writes a file", hint="--out rows.parquet")
-    from cli.rows import render, typed_columns, write_out, write_parquet
-    from cli.theme import show, show_text, width
+    asked = "" if schema else statement(sql, name)
+    from cli.output import refuse_unwritable
+    from cli.theme import spinner
     from tracer.trace_store import open_store
 
-    with open_store(path) as store:
+    if out is not None and not schema:
+        refuse_unwritable(out)
+    with ExitStack() as stack:
+        with spinner("loading", path):
+            store = stack.enter_context(open_store(path))
+        for note in store.notes:
+            tell(f"note: {note}")
         if schema:
-            return show_schema(store, is_json=shape is Format.json)
-        table = ask(store, sql, name)
-        types = typed_columns(store, statement(sql, name)) if shape in (Format.json, Format.parquet) else ()
-    if shape is Format.parquet:
-        assert out is not None
-        write_parquet(table, types, out)
-    elif shape is Format.table and out is None:
-        from cli.screens.query import rows_table
-
-        show(rows_table(table, width()))
-    else:
-        text = render(table, types, shape.value)
-        if out is None:
-            show_text(text)
-        else:
-            write_out(out, text)
+            return show_schema(store, is_json=shape == "json")
+        with spinner("asking", path) as pause, refusals():
+            answer(store, asked, shape, out, is_full=full, pause=pause)
     return 0
 
 
@@ -96,7 +100,7 @@ def statement(sql: str | None, name: str | None) -> str:
     Raises:
         CliError: no query has that name.
     """
-    from tracer.trace_store import QUERIES
+    from tracer.queries import QUERIES
 
     if sql is not None:
         return sql
@@ -106,25 +110,77 @@ def statement(sql: str | None, name: str | None) -> str:
     return QUERIES[name].sql
 
 
-def ask(store: TraceStore, sql: str | None, name: str | None) -> Table:
-    """Run one query.
-
-    Raises:
-        CliError: it was refused or is wrong, which is the user's to mend, unlike logs that can't be loaded.
-    """
+@contextmanager
+def refusals() -> Iterator[None]:
+    """A query that was refused or is wrong is the user's to mend, unlike logs that can't be loaded."""
     from tracer.errors import StoreError
 
     try:
-        return store.query(statement(sql, name))
+        yield
     except StoreError as error:
         raise CliError(str(error)) from None
+
+
+def answer(
+    store: TraceStore, sql: str, shape: str, out: Path | None, *, is_full: bool, pause: Callable[[], None]
+) -> None:
+    """Show the answer, or write it to `out`.
+
+    Args:
+        pause: called before the first line of the answer.
+    """
+    from cli.output import writing
+    from cli.theme import show, show_parts, width
+
+    if shape == "table":
+        table, total = first_rows(store, sql, is_full=is_full)
+        pause()
+        from cli.screens.query import rows_table
+
+        lines = rows_table(table, width() if out is None else FILE_WIDTH, total=total)
+        if out is None:
+            show(lines)
+        else:
+            with writing(out) as stream:
+                stream.writelines(f"{line}\n".encode() for line in lines)
+        return
+    if shape == "parquet":
+        assert out is not None
+        with store.write_parquet(sql).open("rb") as rows, writing(out) as stream:
+            copyfileobj(rows, stream)
+        return
+    from cli.rows import write_csv, write_json
+
+    write_rows = write_json if shape == "json" else write_csv
+    with store.answer(sql) as found:
+        if out is None:
+            pause()
+            show_parts(partial(write_rows, found))
+        else:
+            with writing(out) as stream:
+                text = TextIOWrapper(stream, encoding="utf-8", newline="")
+                write_rows(found, text.write)
+                text.flush()
+                text.detach()
+
+
+def first_rows(store: TraceStore, sql: str, *, is_full: bool) -> tuple[Table, int]:
+    """The rows that a table shows, and how many there are."""
+    from tracer.trace_store import Table
+
+    with store.answer(sql) as found:
+        rows = tuple(found.rows if is_full else islice(found.rows, TABLE_ROWS_MAX + 1))
+        columns = found.columns
+    if is_full or len(rows) <= TABLE_ROWS_MAX:
+        return Table(columns, rows), len(rows)
+    return Table(columns, rows[:TABLE_ROWS_MAX]), store.count(sql)
 
 
 def show_list(*, is_json: bool) -> int:
     from rich.text import Text
 
     from cli.theme import LABEL, paragraph, show, show_json
-    from tracer.trace_store import QUERIES
+    from tracer.queries import QUERIES
 
     if is_json:
         show_json(

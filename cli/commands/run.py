@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from cli.errors import INTERRUPTED, UNREADABLE, CliError, tell
-from cli.folder import own_files, prepare, refuse_used
+from cli.folder import own_files, prepared, refuse_used
 from cli.options import Json, OutDir, Overwrite, Plugins, Quiet
 
 if TYPE_CHECKING:
@@ -32,12 +32,15 @@ TODAY = {
     "--decode-steps": ("one", "all"),
 }
 
+# Open in this process besides the logs: streams, the workload, the lock, what Python itself holds.
+OTHER_FILES_OPEN = 32
+
 
 def run(
     out: OutDir,
     workload: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Mooncake-style JSONL(.gz).", show_default=False),
+        typer.Option(metavar="FILE", help="Mooncake-style JSONL(.gz).", show_default=False, readable=False),
     ] = None,
     agentic: Annotated[
         str | None,
@@ -99,7 +102,7 @@ def run(
     ] = "none",
     seed: Annotated[
         int,
-        typer.Option(metavar="N", help="Of the schedule, and of --agentic unless it has its own."),
+        typer.Option(min=0, metavar="N", help="Of the schedule, and of --agentic unless it has its own."),
     ] = 1,
     schedule: Annotated[
         str | None,
@@ -191,7 +194,8 @@ def run(
         bug_names=tuple(bug or ()),
         wires=tuple(find_bugs(bug or ())),
     )
-    return execute(with_plugins(plan, plugin or ()), out, trace=trace, json=json, quiet=quiet)
+    planned = with_plugins(plan, plugin or ())
+    return execute(planned, out, overwrite=overwrite, trace=trace, json=json, quiet=quiet)
 
 
 def refuse_later(option: str, value: str) -> None:
@@ -212,7 +216,8 @@ def requests(
 
     A trace is opened here, so that a file that can't be read is told before a folder is touched.
     """
-    from hicache.workload import Agentic, AgenticSpec, TraceFile
+    from hicache.agentic import Agentic, AgenticSpec
+    from hicache.workload import TraceFile
 
     replicas = config.topology.dp
     if workload is not None:
@@ -239,38 +244,52 @@ def with_plugins(plan: Plan, paths: Sequence[Path]) -> Plan:
 
     from hicache.sim.bugs import load_plugin
 
+    try:
+        wires = [load_plugin(path) for path in paths]
+    except OSError as error:
+        raise CliError(f"--plugin {error.filename}: {error.strerror}") from None
     return replace(
         plan,
         bug_names=(*plan.bug_names, *(f"plugin {path}" for path in paths)),
-        wires=(*plan.wires, *map(load_plugin, paths)),
+        wires=(*plan.wires, *wires),
     )
 
 
-def execute(plan: Plan, out: Path, *, trace: str = "full", json: bool = False, quiet: bool = False) -> int:
+def execute(
+    plan: Plan,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    trace: str = "full",
+    json: bool = False,
+    quiet: bool = False,
+) -> int:
     """Run a plan into a folder that `refuse_used` has allowed, and show how it ended."""
-    from cli.screens.run import ending, run_document
+    from cli.screens.run import ending, in_one_line, run_document
     from cli.theme import show, show_json
 
-    result = record(plan, out, trace=trace, quiet=quiet)
+    result = record(plan, out, overwrite=overwrite, trace=trace, quiet=quiet)
     if result is None:
         return INTERRUPTED
     if json:
         show_json(run_document(plan, result, out))
     else:
-        lines = ending(plan, result, out, is_traced=trace == "full")
-        show(lines[:1] if quiet else lines)
+        show(in_one_line(plan, result) if quiet else ending(plan, result, out, is_traced=trace == "full"))
     return 0
 
 
-def record(plan: Plan, out: Path, *, trace: str = "full", quiet: bool = False) -> Result | None:
+def record(
+    plan: Plan, out: Path, *, overwrite: bool = False, trace: str = "full", quiet: bool = False
+) -> Result | None:
     """Simulate; None when it was interrupted, and then the logs can be read up to that moment."""
     from cli.theme import progress_bar
     from hicache.errors import WorkloadError
     from hicache.sim.world import simulate
 
-    prepare(out)
+    if trace == "full":
+        demand_open_files(plan.config.topology.world_size)
     try:
-        with progress_bar("running", quiet=quiet) as progress:
+        with prepared(out, overwrite=overwrite), progress_bar("running", quiet=quiet) as progress:
             return simulate(plan, out=out, trace="full" if trace == "full" else "off", progress=progress)
     except KeyboardInterrupt:
         has_logs = any(file.suffix == ".jsonl" for file in own_files(out))
@@ -280,3 +299,23 @@ def record(plan: Plan, out: Path, *, trace: str = "full", quiet: bool = False) -
         if trace == "full":
             raise CliError(str(error), code=UNREADABLE, hint=f"{out} has the logs up to there") from None
         raise
+
+
+def demand_open_files(ranks: int) -> None:
+    """Say no before any work is done when this process may not hold one log a rank open.
+
+    Raises:
+        CliError: names both numbers.
+    """
+    import resource
+
+    from tracer.sinks import allow_open_files
+
+    wanted = ranks + OTHER_FILES_OPEN
+    allow_open_files(wanted)
+    allowed, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed != resource.RLIM_INFINITY and allowed < wanted:
+        raise CliError(
+            f"{ranks:,} ranks need {wanted:,} open files, one log each; the limit is {allowed:,}",
+            hint=f"ulimit -n {wanted}, or --trace off",
+        )

@@ -19,7 +19,7 @@ app = typer.Typer(
 )
 
 
-@app.command("list")
+@app.command("list", short_help="What happens, where it was reported, the fact behind it.")
 def list_scenarios(json: Json = False) -> int:
     """List the scenarios: what happens, where it was reported, the fact behind it."""
     from cli.theme import show, show_json
@@ -46,12 +46,12 @@ def list_scenarios(json: Json = False) -> int:
     return 0
 
 
-@app.command("run")
+@app.command("run", short_help="Run one, or its healthy twin; one log a rank.")
 def run_scenario(
     name: Annotated[str, typer.Argument(metavar="NAME", help="As zoo list has it.", show_default=False)],
     out: OutDir,
     seed: Annotated[
-        int, typer.Option(metavar="S", help="Moves the conversations, the schedule and the fault.")
+        int, typer.Option(min=0, metavar="S", help="Moves the conversations, the schedule and the fault.")
     ] = 1,
     twin: Annotated[bool, typer.Option("--twin", help="The same world without the bug.")] = False,
     plugin: Plugins = None,
@@ -65,7 +65,7 @@ def run_scenario(
 
     plan = find_scenario(name).plan(seed, twin=twin)
     refuse_used(out, overwrite=overwrite)
-    return execute(with_plugins(plan, plugin or ()), out, json=json, quiet=quiet)
+    return execute(with_plugins(plan, plugin or ()), out, overwrite=overwrite, json=json, quiet=quiet)
 
 
 def entry(scenario: Scenario) -> list[Text]:

@@ -38,11 +38,10 @@ def tables(hits: Hits, width: int) -> list[Text]:
     """Totals, the rows asked for, and what limits the numbers."""
     cached = sum(request.cached for request in hits.requests)
     requests = "1 request" if len(hits.requests) == 1 else f"{count(len(hits.requests))} requests"
-    lines = headline(
-        f"{percent(hits.hit_rate)} hit",
-        f"{requests}, {count(hits.input_tokens)} prompt tokens, {count(cached)} of them from the cache",
-        GOOD,
-    )
+    told = f"{requests}, {count(hits.input_tokens)} prompt tokens, {count(cached)} of them from the cache"
+    if len(hits.served) < len(hits.requests):
+        told += f" ({percent(hits.served_hit_rate)} over the served prompts alone)"
+    lines = headline(f"{percent(hits.hit_rate)} hit", told, GOOD)
     if hits.rows:
         columns = list(hits.rows[0])
         cells = [[_cell(name, row[name]) for name in columns] for row in hits.rows]
@@ -56,14 +55,13 @@ def tables(hits: Hits, width: int) -> list[Text]:
 def _notes(hits: Hits) -> list[Text]:
     """What limits the numbers."""
     lines = [line for note in hits.notes for line in paragraph("note", note)]
-    waiting = sum(request.reason is None for request in hits.requests)
-    if waiting:
-        requests = "1 request was" if waiting == 1 else f"{waiting} requests were"
-        lines += paragraph("note", f"{requests} never admitted: what was to be computed is counted nowhere")
     for each in hits.unaccounted[:3]:
         lines += paragraph(
             "note", f"{each.rid}: {each.accounted_tokens} of {each.input_tokens} prompt tokens accounted for"
         )
+    more = len(hits.unaccounted) - 3
+    if more > 0:
+        lines += paragraph("note", f"and {count(more)} more whose tokens do not add up; --json has them")
     return lines
 
 

@@ -16,9 +16,12 @@ MORE = "--format json or csv has everything"
 CELL_MAX = 60
 
 
-def rows_table(answer: Table, width: int) -> list[Text]:
-    """Rows as they came, and how many there were."""
-    rows = "1 row" if len(answer.rows) == 1 else f"{count(len(answer.rows))} rows"
+def rows_table(answer: Table, width: int, *, total: int | None = None) -> list[Text]:
+    """Rows as they came, and how many there are: `total`, when these are but the first."""
+    shown = len(answer.rows)
+    rows = "1 row" if shown == 1 else f"{count(shown)} rows"
+    if total is not None and total > shown:
+        rows = f"the first {count(shown)} of {count(total)} rows; --full shows all"
     return [
         *table(answer.columns, answer.rows, width=width, more=MORE, cell_max=CELL_MAX),
         Text(f"({rows})"),

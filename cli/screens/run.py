@@ -20,16 +20,9 @@ WAITS_MAX = 4
 
 
 def ending(plan: Plan, result: Result, out: Path, *, is_traced: bool = True) -> list[Text]:
-    """The final screen of `run` and `zoo run`; its first line stands alone under --quiet."""
+    """The final screen of `run` and `zoo run`."""
     topology = plan.config.topology
-    sizes = " ".join(f"{axis}={getattr(topology, axis)}" for axis in ("dp", "pp", "cp", "tp"))
-    ranks = f"{topology.world_size} rank{'s' if topology.world_size > 1 else ''}"
-    refused = f", {result.refused:,} refused as too long" if result.refused else ""
-    lines = headline(
-        result.outcome.upper(),
-        f"{result.served:,} requests served{refused} in {result.steps:,} steps on {ranks} ({sizes})",
-        STYLES[result.outcome],
-    )
+    lines = headline(result.outcome.upper(), _told(plan, result), STYLES[result.outcome])
     if result.error:
         lines += paragraph("error", result.error)
     for names, reason in _waits(result.parked)[:WAITS_MAX]:
@@ -46,6 +39,20 @@ def ending(plan: Plan, result: Result, out: Path, *, is_traced: bool = True) -> 
     # One rank has nobody to be compared with.
     is_alone = topology.world_size == topology.dp
     return [*lines, *(next_step("hits", out) if is_alone else next_step("check", out))]
+
+
+def in_one_line(plan: Plan, result: Result) -> list[Text]:
+    """The same under --quiet: the first sentence, whole on its line."""
+    word = result.outcome.upper()
+    return [Text.assemble((word, STYLES[result.outcome]), f"  {_told(plan, result)}")]
+
+
+def _told(plan: Plan, result: Result) -> str:
+    topology = plan.config.topology
+    sizes = " ".join(f"{axis}={getattr(topology, axis)}" for axis in ("dp", "pp", "cp", "tp"))
+    ranks = f"{topology.world_size} rank{'s' if topology.world_size > 1 else ''}"
+    refused = f", {result.refused:,} refused as too long" if result.refused else ""
+    return f"{result.served:,} requests served{refused} in {result.steps:,} steps on {ranks} ({sizes})"
 
 
 def run_document(plan: Plan, result: Result, out: Path) -> dict[str, Any]:

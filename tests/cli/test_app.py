@@ -22,6 +22,8 @@ def run_alone(*words: object, without: tuple[str, ...], folder: Path) -> subproc
     return subprocess.run(
         [sys.executable, "-m", "cli.app", *map(str, words)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(Path.cwd())])},
+        # Where the package's own folder is the working one, it would be found before what stands in for it.
+        cwd=folder,
         capture_output=True,
         text=True,
     )
@@ -90,6 +92,34 @@ def test_logs_that_are_not_there_are_code_3(command: str, tmp_path: Path, hicach
     )
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["check"], ["hits"], ["query", "FROM lanes"], ["run", "--workload"], ["zoo run nope --plugin"]],
+    ids=lambda words: words[0],
+)
+def test_a_path_of_a_name_that_is_too_long_is_one_message(
+    words: list[str], tmp_path: Path, hicache: Hicache
+) -> None:
+    command, *rest = words
+    last = ["--out", tmp_path / "out"] if "run" in command else []
+    path = tmp_path / ("x" * 300)
+    given = [*command.split(), *rest, path] if last else [command, path, *rest]
+    said = hicache(*given, *last)
+    assert said.code == (3 if "zoo" not in command else 2)
+    assert said.err.startswith("error: ")
+    assert "internal" not in said.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_input_that_may_not_be_read_is_the_readers_to_say(
+    runs: Path, hicache: Hicache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library would call it a mistake in the arguments (2); it is an unreadable input (3), or none."""
+    monkeypatch.setattr(os, "access", lambda *given, **more: False)
+    for words in (["check", runs / "twin"], ["hits", runs / "twin"], ["query", runs / "twin", "FROM lanes"]):
+        assert hicache(*words).code == 0
+
+
 def test_an_error_under_json_is_plain_text_on_stderr(tmp_path: Path, hicache: Hicache) -> None:
     said = hicache("check", tmp_path, "--json")
     assert (said.code, said.out) == (3, "")
@@ -155,3 +185,54 @@ def test_a_terminal_gets_colour_unless_it_asked_for_none(
     assert done.returncode == 0
     assert is_coloured == ("\x1b[" in shown)
     assert "CONSISTENT" in shown
+
+
+INTERRUPTING = "raise KeyboardInterrupt\n"
+
+
+@pytest.mark.parametrize("module", ["typer", "tracer", "consensus_checker"])
+def test_ctrl_c_while_the_command_is_loaded_is_quiet(module: str, runs: Path, tmp_path: Path) -> None:
+    """A module that raises it when it is imported stands for a hand that is quick."""
+    (tmp_path / f"{module}.py").write_text(INTERRUPTING)
+    done = subprocess.run(
+        [sys.executable, "-m", "cli.app", "check", str(runs / "twin")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path.cwd())])},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (130, "")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_shortage_of_memory_is_one_clear_error(
+    runs: Path, hicache: Hicache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judge(path: Path) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("cli.commands.check.judge", judge)
+    said = hicache("check", runs / "twin")
+    assert (said.code, said.err.splitlines()[0]) == (1, "error: out of memory")
+
+
+def test_large_logs_are_read_under_a_sign_of_life_on_a_terminal(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pty = pytest.importorskip("pty")
+    script = "import sys, cli.theme; cli.theme.LARGE_BYTES = 1; from cli.app import main; sys.exit(main())"
+    for words in (["check"], ["hits"], ["query", "FROM lanes"]):
+        command, *rest = words
+        ours, theirs = pty.openpty()
+        done = subprocess.run(
+            [sys.executable, "-c", script, command, str(runs / "twin"), *rest],
+            env={**os.environ, "TERM": "xterm-256color"},
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        shown = os.read(ours, 1 << 16).decode()
+        os.close(ours)
+        assert done.returncode == 0
+        assert "MB of logs" in shown
+        assert b"MB of logs" not in done.stdout

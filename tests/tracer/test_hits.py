@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.logs import write_lane, write_run
+from tests.support.logs import line, write_lane, write_run
 from tracer.errors import HitsError
 from tracer.hits import Hits, hits
 from tracer.log import find_logs
@@ -163,6 +163,83 @@ def test_a_declined_load_back_names_why(tmp_path: Path) -> None:
     assert reason(tmp_path, [], declined) == "declined_no_room"
 
 
+def load_back(rid: str, declined: str = "") -> dict[str, Any]:
+    return {"kind": "load_back", "rid": rid, "node": 1, "pages": 2, "tokens": 0, "declined": declined}
+
+
+def test_a_load_back_declined_behind_the_admission_names_why(tmp_path: Path) -> None:
+    """A decision is recorded before what follows from it: first the admission, then the load."""
+    records = [request("r9"), match("r9", A), admit("r9"), load_back("r9", "too_short"), forward(r9=128)]
+    assert [row["reason"] for row in analyse(tmp_path, records).rows] == ["declined_too_short"]
+
+
+def test_a_load_back_of_a_later_admission_does_not_change_the_reason(tmp_path: Path) -> None:
+    first = [request("r9"), match("r9", A), admit("r9"), load_back("r9"), forward(r9=128)]
+    again = [match("r9", B), admit("r9"), load_back("r9", "too_short"), forward(r9=1)]
+    assert [row["reason"] for row in analyse(tmp_path, [*first, *again]).rows] == ["cold"]
+
+
+def refused(rid: str, tokens: int) -> list[dict[str, Any]]:
+    no = {**admit(rid), "verdict": "too_long"}
+    return [request(rid, tokens), match(rid, A), no, {**finish(rid), "reason": "too_long"}]
+
+
+def test_requests_that_nobody_served_are_noted_and_not_unaccounted(tmp_path: Path) -> None:
+    waits = [request("r3", 7), match("r3", A), {**admit("r3"), "verdict": "no_room"}]
+    served = [request("r4", 100), match("r4", A), admit("r4", device=40), forward(r4=60), finish("r4")]
+    found = analyse(tmp_path, [*refused("r1", 1000), *refused("r2", 500), *waits, *served])
+    assert found.unaccounted == ()
+    assert found.notes == (
+        "1 request was never admitted: 7 tokens that nobody served",
+        "2 requests were refused (too long): 1,500 tokens that nobody served",
+    )
+    assert found.to_json()["notes"] == list(found.notes)
+    # Over every listed prompt by contract; the served ones are the fairer number.
+    assert (found.hit_rate, found.served_hit_rate) == (0.024891, 0.4)
+
+
+def test_requests_that_were_still_being_computed_are_noted(tmp_path: Path) -> None:
+    records = [
+        *(request("r0", 600), match("r0", A), admit("r0", device=64), forward(r0=100)),
+        *(request("r1", 232), match("r1", A), admit("r1")),
+        *(request("r2", 10), match("r2", A), admit("r2"), forward(r2=10)),
+    ]
+    found = analyse(tmp_path, records, outcome="hung")
+    assert found.notes == ("2 requests were still being computed: 668 tokens have no place yet",)
+
+
+def test_the_shares_of_the_tiers_add_up_whatever_became_of_the_requests(tmp_path: Path) -> None:
+    records = [
+        *refused("r1", 100),
+        request("r0", 100),
+        match("r0", A),
+        admit("r0", device=64),
+        forward(r0=30),
+    ]
+    rows = analyse(tmp_path, records, by="tier", outcome="hung").rows
+    assert rows[-1] == {"tier": "unplaced", "tokens": 106, "share": 0.53, "requests": 2}
+    assert sum(row["share"] for row in rows) == 1.0
+
+
+def test_what_a_writer_dropped_is_noted(tmp_path: Path) -> None:
+    path = write_lane(tmp_path, R0, outcome=None)
+    end = {"kind": "trailer", "outcome": "completed", "records": 7, "dropped": {"forward": 3}}
+    path.write_bytes(path.read_bytes() + line(7, end))
+    assert hits(find_logs(tmp_path)).notes == (
+        "rank0000.scheduler.000.jsonl: records that could not be written are missing: 3 of forward",
+    )
+
+
+def test_replicas_without_a_log_are_named_up_to_a_few(tmp_path: Path) -> None:
+    run = write_run(tmp_path, {1: R0}, sizes={"dp": 100_000})
+    assert hits(find_logs(run)).notes == (
+        "replica dp0 is not counted: its first rank left no log",
+        "replica dp2 is not counted: its first rank left no log",
+        "replica dp3 is not counted: its first rank left no log",
+        "nor are 99,996 more replicas, for the same reason",
+    )
+
+
 def test_the_last_match_before_admission_decides(tmp_path: Path) -> None:
     assert reason(tmp_path, [], match("r9", "")) == "last_token"
 
@@ -212,8 +289,8 @@ def test_a_group_of_logs_without_any_first_rank_is_refused(tmp_path: Path) -> No
 
 
 def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
-    write_lane(tmp_path, R0, rank=0, run_id="a")
-    write_lane(tmp_path, R0, rank=1, run_id="b")
+    write_lane(tmp_path, R0, rank=0, run_id="a", sizes={"tp": 2})
+    write_lane(tmp_path, R0, rank=1, run_id="b", sizes={"tp": 2})
     with pytest.raises(HitsError, match="holds 2 runs"):
         hits(find_logs(tmp_path))
 
@@ -227,7 +304,7 @@ def test_a_story_goes_on_over_a_record_that_lacks_a_field(tmp_path: Path) -> Non
     run = find_logs(write_lane(tmp_path, [{"kind": "request", "rid": "r0"}, finish("r0")]))
     assert [each.text for each in why(run, "r0")] == [
         "a record that lacks some of its fields",
-        "finished (length) after 1 tokens",
+        "finished (length) after 1 token",
     ]
 
 
@@ -310,11 +387,37 @@ def test_the_story_of_a_request_goes_back_to_the_page_it_missed(tmp_path: Path) 
         f"5 matched 0 tokens on device, 0 on host; first page missed: {A}",
         "5 admitted: 0 tokens from device, 0 from host, 0 from storage, 128 to compute",
         "5 forward (extend): 128 tokens computed",
-        "6 64 of 64 tokens entered the tree (node 17), 0 pages were there already",
-        "6 backup of 1 pages to host begins (node 17)",
-        "6 transfer 3 (write, 1 pages) enqueued (node 17)",
-        "7 finished (length) after 1 tokens",
+        "6 64 new tokens entered the tree (node 17)",
+        "6 backup of 1 page to host begins (node 17)",
+        "6 transfer 3 (write, 1 page) enqueued (node 17)",
+        "7 finished (length) after 1 token",
     ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        (
+            {"tokens": 13824, "new_tokens": 13312, "duplicate_pages": 0},
+            "13312 new tokens entered the tree (node 17), the other 512 were its cached prefix",
+        ),
+        ({"tokens": 1, "new_tokens": 1, "duplicate_pages": 0}, "1 new token entered the tree (node 17)"),
+        (
+            {"tokens": 64, "new_tokens": 0, "duplicate_pages": 4},
+            "0 new tokens entered the tree (node 17), 4 pages were there already",
+        ),
+        (
+            {"tokens": 64, "new_tokens": 32, "duplicate_pages": 1},
+            "32 new tokens entered the tree (node 17), 1 page was there already, the other 16 were "
+            "its cached prefix",
+        ),
+    ],
+)
+def test_an_insert_tells_new_pages_copies_and_the_prefix_apart(
+    fields: dict[str, int], told: str, tmp_path: Path
+) -> None:
+    path = write_lane(tmp_path, [request("r9"), insert("r9", A, **fields)], config={"page_size_tokens": 16})
+    assert why(find_logs(path), "r9")[-1].text == told
 
 
 def test_a_request_that_nobody_saw_is_refused(tmp_path: Path) -> None:

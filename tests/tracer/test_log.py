@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +220,6 @@ def test_unknown_fields_of_a_newer_minor_version_are_ignored(tmp_path: Path) -> 
 
 
 def test_a_folder_without_logs_names_what_was_expected(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text("{}")
     with pytest.raises(LogError) as caught:
         find_logs(tmp_path)
     assert str(caught.value) == (
@@ -276,3 +277,165 @@ def test_a_segment_left_over_from_another_run_is_not_read_as_the_same_lane(tmp_p
     for lane in run.lanes:
         list(lane.records())
     assert [lane.count for lane in run.lanes] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"world_size": 0}, "Expected `int` >= 1"),
+        ({"world_size": 10**12}, "Expected `int` <= 1000000"),
+        ({"world_size": 4}, "sizes {'dp': 1, 'pp': 1, 'cp': 1, 'tp': 2} make 2 ranks, not 4"),
+        ({"rank": 2}, "rank 2 in a world of 2"),
+        ({"rank": -1}, "Expected `int` >= 0"),
+        ({"rank": 1}, "are those of rank 0, not 1"),
+        ({"rank": True}, "Expected `int`, got `bool`"),
+        ({"coordinates": {"dp": 0, "pp": 0, "cp": 0, "tp": 2}}, "tp 2 of 2"),
+        ({"coordinates": {"dp": 0, "pp": 0, "cp": 0, "tp": -1}}, "Expected `int` >= 0"),
+        ({"coordinates": {"tp": 0}}, "coordinates on ['tp'], sizes of ['cp', 'dp', 'pp', 'tp']"),
+        ({"coordinates": {"dp": "0", "pp": 0, "cp": 0, "tp": 0}}, "Expected `int`, got `str`"),
+        ({"sizes": {"tp": 10**9}}, "Expected `int` <= 1000000"),
+        ({"sizes": ["tp"]}, "Expected `object`, got `array`"),
+        ({"attempt": "first"}, "Expected `int`, got `str`"),
+        ({"groups": {"tp0": [0, "1"]}}, "Expected `int`, got `str`"),
+        ({"groups": {"tp0": [0, 7]}}, "rank 7 in a group, in a world of 2"),
+        ({"lane": 3}, "Expected `str`, got `int`"),
+        ({"tool_version": None}, "Expected `str`, got `null`"),
+        ({"config": []}, "Expected `object`, got `array`"),
+        ({"step": "one"}, "Expected `int`, got `str`"),
+    ],
+)
+def test_a_header_that_cannot_be_true_is_damaged(
+    changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    head, *rest = lines([NOTE], rank=0, sizes={"tp": 2})
+    broken = json.dumps({**json.loads(head), **changes}).encode() + b"\n"
+    (tmp_path / NAME).write_bytes(b"".join([broken, *rest]))
+    write_lane(tmp_path, [NOTE], rank=1, sizes={"tp": 2})
+    run = find_logs(tmp_path)
+    assert run.ranks == (1,)
+    (unreadable,) = run.unreadable
+    assert unreadable.startswith(f"{NAME}: its header is damaged: ")
+    assert reason in unreadable
+
+
+def test_a_header_without_sizes_is_taken_at_its_word(tmp_path: Path) -> None:
+    head, *rest = lines([NOTE], rank=3, sizes={"tp": 4})
+    bare = json.dumps({**json.loads(head), "sizes": {}, "coordinates": {}}).encode() + b"\n"
+    (tmp_path / NAME).write_bytes(b"".join([bare, *rest]))
+    lane, records = read(tmp_path)
+    assert (lane.rank, len(records)) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"step": "2"}, "its step is '2', not a number of 64 bits"),
+        ({"step": 2.0}, "its step is 2.0, not a number of 64 bits"),
+        ({"step": True}, "its step is True, not a number of 64 bits"),
+        ({"step": None}, "its step is None, not a number of 64 bits"),
+        ({"time_ns": 2**63}, "its time_ns is 9223372036854775808, not a number of 64 bits"),
+        ({"time_ns": [1]}, "its time_ns is [1], not a number of 64 bits"),
+        ({"phase": 1}, "its phase is 1, not a word"),
+        ({"phase": None}, "its phase is None, not a word"),
+        ({"seq": 2.0}, "the line has no seq and kind"),
+        ({"kind": ["note"]}, "the line has no seq and kind"),
+    ],
+)
+def test_a_common_field_of_the_wrong_type_ends_the_readable_part_on_every_way_of_reading(
+    changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    head, first, second, *rest = lines([NOTE, NOTE, NOTE])
+    bad = json.dumps({**json.loads(second), **changes}).encode() + b"\n"
+    path = tmp_path / NAME
+    path.write_bytes(b"".join([head, first, bad, *rest]))
+    lane, records = read(path)
+    expected = f"{NAME}: reading stopped before record 2: {reason}"
+    assert ([1], expected) == ([record["seq"] for record in records], lane.torn)
+    lane.extents()
+    assert (expected, 1) == (lane.torn, lane.count)
+
+
+def test_one_segment_stands_for_its_whole_lane(tmp_path: Path) -> None:
+    every = lines([BACKUP, NOTE, BACKUP], sizes={"tp": 2})
+    segments(tmp_path, every[:2], every[2:])
+    write_lane(tmp_path, [NOTE], rank=1, sizes={"tp": 2})
+    for name in (NAME, "rank0000.scheduler.001.jsonl"):
+        lane, records = read(tmp_path / name)
+        assert ([record["seq"] for record in records], lane.is_complete) == ([1, 2, 3], True)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("run.json", "a run's summary"), ("rank0000.meta.json", "a side file of a log")]
+)
+def test_a_file_beside_the_logs_says_what_it_is(name: str, what: str, tmp_path: Path) -> None:
+    write_lane(tmp_path, [NOTE])
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(LogError) as caught:
+        find_logs(tmp_path / name)
+    assert (caught.value.what, caught.value.hint) == (
+        f"{tmp_path / name} is {what}; give its folder",
+        f"hicache check {tmp_path}",
+    )
+
+
+def test_a_folder_of_runs_names_some_of_them(tmp_path: Path) -> None:
+    for name in ("d", "a run", "c", "b"):
+        write_lane(tmp_path / name, [NOTE])
+    (tmp_path / "a").mkdir()
+    with pytest.raises(LogError) as caught:
+        find_logs(tmp_path)
+    assert str(caught.value) == (
+        f"no logs in {tmp_path}, but in folders below it\n"
+        f"  expected  the folder of one run: {tmp_path}/a run, {tmp_path}/b, {tmp_path}/c\n"
+        f"  try       hicache check '{tmp_path}/a run'"
+    )
+
+
+def test_a_folder_with_only_a_summary_suggests_what_works_there(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(LogError) as caught:
+        find_logs(tmp_path)
+    assert caught.value.hint.endswith(f"--out {tmp_path} --overwrite")
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "loop", "pipe", "file/below"])
+def test_a_path_at_which_nothing_can_be_read_is_one_message(name: str, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").write_text("")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(LogError) as caught:
+        find_logs(tmp_path / name)
+    assert len(caught.value.what) < 400
+
+
+def test_a_folder_that_was_removed_under_us_has_no_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(LogError, match="no logs in"):
+        find_logs(".")
+
+
+def test_a_shortage_of_open_files_is_not_taken_for_a_torn_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(path: Path) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    (lane,) = find_logs(write_lane(tmp_path, [NOTE])).lanes
+    monkeypatch.setattr("tracer.log._opened", opened)
+    with pytest.raises(LogError, match="too many open files"):
+        list(lane.records())
+
+
+def test_what_a_writer_dropped_is_read_from_its_trailer(tmp_path: Path) -> None:
+    head, first = lines([NOTE], outcome=None)
+    dropped = {"note": 2, "match": "many", "admit": 0}
+    end = line(2, {"kind": "trailer", "outcome": ["odd"], "records": 2, "dropped": dropped})
+    path = tmp_path / NAME
+    path.write_bytes(head + first + end)
+    lane, _ = read(path)
+    assert (lane.dropped, lane.outcome, lane.is_complete) == ({"note": 2}, None, True)
+    assert lane.loss == f"{NAME}: records that could not be written are missing: 2 of note"

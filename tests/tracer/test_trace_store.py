@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.logs import write_lane, write_run
+from tests.support.logs import line, lines, write_lane, write_run
 from tracer.errors import LogError, StoreError
 from tracer.record import Kind
 from tracer.sinks import write_meta
@@ -270,7 +270,7 @@ def test_a_refused_file_is_explained_in_three_parts(store: TraceStore) -> None:
 def test_a_query_that_needs_too_much_memory_fails_alone(tmp_path: Path) -> None:
     write_lane(tmp_path, RECORDS)
     with open_store(tmp_path, memory_limit="100MB") as small:
-        with pytest.raises(StoreError, match="Out of Memory"):
+        with pytest.raises(StoreError, match="the query needs more memory than it may use"):
             small.query("SELECT count(DISTINCT range || 'x') FROM range(30000000)")
         assert small.query("SELECT count(*) FROM records").rows == ((20,),)
 
@@ -308,15 +308,153 @@ def test_a_path_with_quotes_and_wildcards_in_it_is_read(tmp_path: Path) -> None:
         assert opened.query("SELECT count(*) FROM records").rows == ((20,),)
 
 
-def test_a_field_of_the_wrong_type_is_refused_with_its_place(tmp_path: Path) -> None:
-    write_lane(tmp_path, [{"kind": "match", "rid": "r0", "node": "seventeen"}])
-    with pytest.raises(StoreError, match="the logs can't be loaded"):
+def test_a_field_of_the_wrong_type_is_null_and_told_and_no_row_is_lost(tmp_path: Path) -> None:
+    bad = [
+        {"kind": "match", "rid": "r0", "node": "seventeen", "device_tokens": 64},
+        {"kind": "match", "rid": "r1", "node": 2**70, "device_tokens": 65},
+        {"kind": "match", "rid": "r2", "node": 3, "rids": 7, "device_tokens": None},
+    ]
+    write_lane(tmp_path, [*bad, *RECORDS])
+    with open_store(tmp_path) as opened:
+        rows = opened.query("SELECT rid, node, device_tokens, rids FROM records WHERE seq < 4").rows
+        assert rows == (("r0", None, 64, None), ("r1", None, 65, None), ("r2", 3, None, None))
+        assert opened.query("SELECT count(*) FROM records").rows == ((len(RECORDS) + 3,),)
+        assert opened.notes == (
+            "2 values of node read as null: not BIGINT",
+            "1 value of rids read as null: not VARCHAR[]",
+        )
+
+
+@pytest.mark.parametrize(
+    "name", ["run[1]", "step=7", "a*", "rank=9/lane=x", "{a,b}", "~", "it's \udcff", "$HOME ?"]
+)
+def test_a_folder_of_any_name_gives_its_own_numbers(name: str, tmp_path: Path) -> None:
+    write_lane(tmp_path / "run1", [*RECORDS, *RECORDS])
+    folder = tmp_path / name
+    write_lane(folder, RECORDS)
+    with open_store(folder) as opened:
+        found = opened.query("SELECT count(*), min(rank), min(lane), max(step) FROM records").rows
+        assert found == ((len(RECORDS), 0, "scheduler", 9),)
+
+
+def test_rows_that_are_not_the_records_of_the_log_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_lane(tmp_path, RECORDS)
+    monkeypatch.setattr("tracer.load._reader", lambda paths, types, more="": NOTHING(paths, types, more))
+    with pytest.raises(
+        StoreError, match="the database holds 0 records of rank 0, lane scheduler; its log has 20"
+    ):
         open_store(tmp_path)
 
 
+def NOTHING(paths: Sequence[Path], types: dict[str, str], more: str) -> str:  # noqa: N802
+    from tracer.load import name
+
+    empty = ", ".join(f"NULL::{kind} AS {name(field)}" for field, kind in types.items())
+    return f"(SELECT {empty}, NULL::VARCHAR AS hicache_source WHERE false)"
+
+
+def test_a_large_log_is_a_database_on_disk_with_the_same_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path, {0: RECORDS, 1: RECORDS}, kinds=KINDS)
+    with open_store(tmp_path) as small:
+        expected = {name: small.canned(name) for name in QUERIES}
+    monkeypatch.setattr("tracer.trace_store.IN_MEMORY_BYTES", 0)
+    with open_store(tmp_path) as large:
+        assert {name: large.canned(name) for name in QUERIES} == expected
+        (folder,) = (
+            row[0] for row in large.query("SELECT path FROM duckdb_databases() WHERE NOT internal").rows
+        )
+        assert Path(folder).exists()
+        for sql in ("DELETE FROM records", "FROM read_text('/etc/passwd')", f"FROM glob('{folder}/../*')"):
+            with pytest.raises(StoreError):
+                large.query(sql)
+    assert not Path(folder).parent.exists()
+
+
+def test_a_store_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    folder = tmp_path / "run"
+    write_lane(folder, RECORDS)
+    with open_store(folder) as opened:
+        opened.write_parquet("FROM records")
+    write_lane(folder, [], run_id="b", lane="io")
+    with pytest.raises(StoreError):
+        open_store(folder)
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_a_temporary_folder_that_reads_as_a_pattern_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a=[1]*").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "a=[1]*"))
+    write_lane(tmp_path / "run", RECORDS)
+    with open_store(tmp_path / "run") as opened:
+        assert opened.query("SELECT count(*) FROM records").rows == ((20,),)
+    assert list((tmp_path / "a=[1]*").iterdir()) == []
+
+
+def test_an_answer_is_read_while_its_query_runs(store: TraceStore) -> None:
+    with store.answer("SELECT range AS n, 'x' AS word FROM range(1000000000000)") as answer:
+        assert (answer.columns, answer.types) == (("n", "word"), ("BIGINT", "VARCHAR"))
+        assert [row for row, _ in zip(answer.rows, range(5000), strict=False)][-1] == (4999, "x")
+    assert store.query("SELECT 1").rows == ((1,),)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "FROM lanes -- ;",
+        "SELECT ';' AS a FROM lanes; -- done;",
+        "SELECT $$a;$$ FROM lanes ;",
+        "DESCRIBE lanes",
+    ],
+)
+def test_rows_are_counted_without_the_end_of_the_statement(store: TraceStore, sql: str) -> None:
+    assert store.count(sql) == len(store.query(sql).rows)
+
+
+def test_the_end_of_a_statement_is_no_way_out(store: TraceStore) -> None:
+    for ask in (store.count, store.write_parquet):
+        with pytest.raises(StoreError):
+            ask("SELECT 1) TO '/tmp/hicache-stolen' --")
+    assert not Path("/tmp/hicache-stolen").exists()
+
+
+def test_records_that_their_writer_dropped_are_told(tmp_path: Path) -> None:
+    head, *rest = lines(RECORDS[:2], outcome=None)
+    trailer = {"kind": "trailer", "outcome": "completed", "records": 3, "dropped": {"match": 4, "admit": 1}}
+    (tmp_path / "rank0000.scheduler.000.jsonl").write_bytes(b"".join([head, *rest, line(3, trailer)]))
+    with open_store(tmp_path) as opened:
+        assert opened.query("SELECT dropped, dropped_kinds FROM lanes").rows == ((5, "admit, match"),)
+        assert opened.query("SELECT dropped FROM ranks").rows == ((5,),)
+        assert opened.notes == (
+            "rank0000.scheduler.000.jsonl: records that could not be written are missing: "
+            "1 of admit, 4 of match",
+        )
+
+
+def test_an_unknown_table_or_column_points_to_the_schema(store: TraceStore) -> None:
+    for sql in ("FROM nope", "SELECT nope FROM lanes"):
+        with pytest.raises(StoreError) as caught:
+            store.query(sql)
+        assert caught.value.hint == f"hicache query {store.run.path} --schema"
+
+
+def test_nobodys_home_is_named(store: TraceStore) -> None:
+    found = store.query(
+        "SELECT name FROM duckdb_settings() WHERE contains(value, ?)".replace("?", f"'{Path.home()}'")
+    )
+    assert found.rows == ()
+
+
 def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
-    write_lane(tmp_path, RECORDS, rank=0, run_id="a")
-    write_lane(tmp_path, RECORDS, rank=1, run_id="b")
+    write_lane(tmp_path, RECORDS, rank=0, run_id="a", sizes={"tp": 2})
+    write_lane(tmp_path, RECORDS, rank=1, run_id="b", sizes={"tp": 2})
     with pytest.raises(StoreError, match="holds 2 runs"):
         open_store(tmp_path)
 

@@ -72,3 +72,27 @@ def test_a_path_with_a_space_is_quoted_in_the_commands(tmp_path: Path, hicache: 
     said = hicache("check", refused(tmp_path / "my run"), "--json")
     commands = [step["command"] for step in json.loads(said.out)["next"]]
     assert f"hicache hits '{tmp_path / 'my run'}'" in commands
+
+
+def test_a_folder_of_runs_suggests_one_of_them(inside: Path, hicache: Hicache) -> None:
+    said = hicache("check", ".")
+    assert (said.code, said.out) == (3, "")
+    assert said.err == (
+        "error: no logs in ., but in folders below it\n"
+        "  expected  the folder of one run: hung, twin\n"
+        "  try       hicache check hung\n"
+    )
+
+
+def test_the_summary_of_a_run_is_not_a_log(inside: Path, hicache: Hicache) -> None:
+    said = hicache("check", "twin/run.json")
+    assert (said.code, said.err) == (
+        3,
+        "error: twin/run.json is a run's summary; give its folder\n  try       hicache check twin\n",
+    )
+
+
+def test_all_verdicts_are_shown_beside_a_folder_that_cannot_be_read(inside: Path, hicache: Hicache) -> None:
+    said = hicache("check", "twin", "nowhere", "hung")
+    assert (said.code, said.err.count("error: ")) == (10, 1)
+    assert [line for line in said.out.splitlines() if line.endswith(":")] == ["twin:", "hung:"]

@@ -90,3 +90,13 @@ def test_a_verdict_that_did_not_come_is_an_error(
     said = hicache("demo")
     assert said.code == 1
     assert "UNEXPECTED  rank 0 was disturbed; the verdict is divergence and names rank 3" in said.out
+
+
+@pytest.mark.parametrize("name", [".", "/", "x" * 253])
+def test_a_demo_without_room_for_its_twins_name_is_a_usage_error(
+    name: str, workplace: Path, hicache: Hicache
+) -> None:
+    said = hicache("demo", "--out", name)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("error: --out")
+    assert list(workplace.iterdir()) == []

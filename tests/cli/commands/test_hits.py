@@ -79,11 +79,43 @@ def test_a_request_that_is_not_there_is_a_usage_error(option: str, inside: Path,
     assert said.err.startswith("error: no request r999 among the 72 counted in twin\n  expected  c0.t1, ")
 
 
-def test_an_unknown_grouping_is_a_usage_error(inside: Path, hicache: Hicache) -> None:
-    said = hicache("hits", "twin", "--by", "prefix")
-    assert (said.code, said.out) == (2, "")
-    assert "'request', 'tier', 'conversation', 'reason', 'time'" in said.err
+@pytest.mark.parametrize(
+    ("by", "message"),
+    [("prefix", "is not supported yet"), ("weather", "is not known")],
+    ids=lambda by: by[:6],
+)
+def test_an_unknown_grouping_is_a_usage_error(by: str, message: str, inside: Path, hicache: Hicache) -> None:
+    said = hicache("hits", "twin", "--by", by)
+    assert (said.code, said.out, said.err) == (
+        2,
+        "",
+        f"error: --by {by} {message}\n  expected  request, tier, conversation, reason or time\n",
+    )
 
+
+def test_a_run_whose_loads_were_declined_says_so(tmp_path: Path, hicache: Hicache) -> None:
+    """Host hits of fewer than 10 tokens are computed again; the runtime says so behind the admission."""
+    spec = "conversations=40,rounds=8,max-context=80,output=2,shared-prefix=4"
+    sizes = ("--page-size", 4, "--device-pages", 100, "--host-pages", 4000, "--concurrency", 2, "--seed", 3)
+    assert hicache("run", "--agentic", spec, *sizes, "--out", tmp_path, "--quiet").code == 0
+    logs = "".join(path.read_text() for path in tmp_path.glob("rank0000.*.jsonl"))
+    declined = {json.loads(line)["rid"] for line in logs.splitlines() if '"declined":"too_short"' in line}
+    rows = json.loads(hicache("hits", tmp_path, "--json").out)["rows"]
+    assert declined
+    assert declined == {row["rid"] for row in rows if row["reason"] == "declined_too_short"}
+
+
+def test_the_headline_has_both_rates_when_some_were_not_served(tmp_path: Path, hicache: Hicache) -> None:
+    assert hicache("run", *SMALL_RUN, "--device-pages", 5, "--out", tmp_path, "--quiet").code == 0
+    said = " ".join(hicache("hits", tmp_path, "--by", "tier").out.split())
+    assert "over the served prompts alone" in said
+    assert "2 requests were refused (too long)" in said
+    document = json.loads(hicache("hits", tmp_path, "--by", "tier", "--json").out)
+    assert "unaccounted" not in document
+    assert sum(row["share"] for row in document["rows"]) == pytest.approx(1, abs=1e-5)
+
+
+SMALL_RUN = ("--agentic", "conversations=2,rounds=2,max-context=512,output=4,shared-prefix=64")
 
 # rid, prompt, device, host, computed tokens, digit of the digest of the first page missed
 REQUESTS = (("r0", 200, 0, 0, 200, "a"), ("r1", 264, 128, 64, 72, "c"), ("r2", 128, 64, 0, 64, ""))

@@ -3,12 +3,17 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import duckdb
 import pytest
 
 from tests.cli.conftest import Hicache
+from tests.support.logs import write_lane
 from tracer.trace_store import QUERIES
 
 VIEWS = ("requests", "matches", "transfers", "queues", "collectives", "decisions", "evictions", "pools")
@@ -124,3 +129,149 @@ def test_an_unknown_name_lists_those_there_are(inside: Path, hicache: Hicache) -
     said = hicache("query", "hung", "--name", "nope")
     assert said.code == 2
     assert ", ".join(QUERIES) in said.err
+
+
+ENDLESS = "select sum(hash(a.range)) from range(1000000000000) a"
+# The child says that its query has begun, so that no timing decides what is interrupted.
+INTERRUPTED = """
+import sys
+from tracer import trace_store
+real = trace_store.interruptibly
+def told(connection, work):
+    def announced():
+        if trace_store.is_asking:
+            print("asking", file=sys.stderr, flush=True)
+        return work()
+    return real(connection, announced)
+trace_store.is_asking = False
+trace_store.interruptibly = told
+real_lock = trace_store._lock
+def locked(*arguments):
+    real_lock(*arguments)
+    trace_store.is_asking = True
+trace_store._lock = locked
+from cli.app import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("sql", [ENDLESS, "FROM range(1000000000000)"])
+@pytest.mark.parametrize("shape", ["table", "csv"])
+def test_ctrl_c_ends_a_query_that_would_not_end(sql: str, shape: str, runs: Path, tmp_path: Path) -> None:
+    # The table needs but the first rows of an endless answer, and then counts the others.
+    words = ["query", str(runs / "hung"), sql, "--format", shape, "--out", str(tmp_path / "rows")]
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "asking\n"
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_table_shows_the_first_rows_and_says_how_many_there_are(inside: Path, hicache: Hicache) -> None:
+    said = hicache("query", "hung", "SELECT range AS n FROM range(123456) ORDER BY n; -- all")
+    lines = said.out.splitlines()
+    assert (lines[0].split(), lines[1].split(), lines[1000].split()) == (["n"], ["0"], ["999"])
+    assert lines[1001:] == ["(the first 1,000 of 123,456 rows; --full shows all)"]
+    assert hicache("query", "hung", "FROM range(1000)").out.splitlines()[-1] == "(1,000 rows)"
+    said = hicache("query", "hung", "FROM range(1500)", "--full")
+    assert (len(said.out.splitlines()), said.out.splitlines()[-1]) == (1502, "(1,500 rows)")
+
+
+@pytest.mark.parametrize("shape", ["json", "csv", "parquet", "table"])
+def test_an_answer_that_does_not_fit_in_memory_is_written_all_the_same(
+    shape: str, runs: Path, tmp_path: Path
+) -> None:
+    """A million rows of a kilobyte, by a process that may have 300 MB more than it needs to start."""
+    sql = "SELECT repeat('x', 1000) AS text FROM range(1000000)"
+    words = ["query", str(runs / "hung"), sql, "--format", shape, "--out", str(tmp_path / "rows")]
+    script = "import resource, sys; from cli.app import main; code = main()\n"
+    script += "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024); sys.exit(code)"
+    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) < 500
+
+
+def test_a_query_that_runs_out_of_memory_is_one_clear_error(
+    inside: Path, hicache: Hicache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        def fetchmany(self, rows: int) -> None:
+            raise MemoryError
+
+    monkeypatch.setattr("tracer.trace_store.TraceStore._rows", lambda store, cursor: Full().fetchmany(1))
+    said = hicache("query", "hung", "FROM lanes", "--json")
+    assert said.code == 2
+    assert said.err.startswith("error: the query needs more memory than it may use, 4GB\n")
+
+
+def test_json_has_no_word_for_some_values(inside: Path, hicache: Hicache) -> None:
+    sql = (
+        "SELECT 'nan'::DOUBLE AS nan, 'inf'::FLOAT AS inf, [1.5, '-inf'::DOUBLE] AS list, "
+        "{'a': 'nan'::FLOAT} AS s, "
+        "'\\xAA\\x00b'::BLOB AS blob, DATE '2026-01-02' AS day, 1.50::DECIMAL(5,2) AS dec, "
+        "MAP {1: 'x'} AS map, "
+        "'[1e999]'::JSON AS json, 170141183460469231731687303715884105727::HUGEINT AS huge"
+    )
+    said = hicache("query", "hung", sql, "--json")
+    assert (said.code, said.err) == (0, "")
+
+    def no_constant(word: str) -> None:
+        raise AssertionError(word)
+
+    (row,) = json.loads(said.out, parse_constant=no_constant)
+    row_map = row.pop("map")
+    assert row == {
+        "nan": None,
+        "inf": None,
+        "list": [1.5, None],
+        "s": {"a": None},
+        "blob": "aa0062",
+        "day": "2026-01-02",
+        "dec": "1.50",
+        "json": [None],
+        "huge": 2**127 - 1,
+    }
+    assert row_map in ({"1": "x"}, {"key": [1], "value": ["x"]})
+
+
+def test_parquet_keeps_what_json_cannot_say(inside: Path, tmp_path: Path, hicache: Hicache) -> None:
+    out = tmp_path / "rows.parquet"
+    sql = "SELECT 'nan'::DOUBLE AS nan, "
+    sql += "'\\xAA'::BLOB AS blob, DATE '2026-01-02' AS day, 1.50::DECIMAL(5,2) AS dec"
+    assert hicache("query", "hung", sql, "--format", "parquet", "--out", out).code == 0
+    with duckdb.connect(":memory:") as connection:
+        described = connection.execute(f"DESCRIBE FROM '{out}'").fetchall()
+    assert [row[1] for row in described] == ["DOUBLE", "BLOB", "DATE", "DECIMAL(5,2)"]
+
+
+def test_a_field_that_was_read_as_null_is_told_on_stderr(tmp_path: Path, hicache: Hicache) -> None:
+    write_lane(tmp_path, [{"kind": "match", "rid": "r0", "node": "seventeen"}])
+    said = hicache("query", tmp_path, "SELECT rid, node FROM matches", "--json")
+    assert (said.code, json.loads(said.out)) == (0, [{"rid": "r0", "node": None}])
+    assert said.err == "note: 1 value of node read as null: not BIGINT\n"
+
+
+def test_an_unknown_table_suggests_the_schema(inside: Path, hicache: Hicache) -> None:
+    said = hicache("query", "hung", "FROM nope")
+    assert said.err.endswith("  try       hicache query hung --schema\n")
+
+
+def test_an_unknown_format_is_one_message(inside: Path, hicache: Hicache) -> None:
+    said = hicache("query", "hung", "FROM lanes", "--format", "xml")
+    assert (said.code, said.err) == (
+        2,
+        "error: --format xml is not known\n  expected  table, json, csv or parquet\n",
+    )
+
+
+def test_the_help_says_that_schema_needs_a_path(hicache: Hicache) -> None:
+    assert re.search(r"--schema\s+PATH's views", hicache("query", "--help").out)

@@ -65,7 +65,10 @@ def test_a_run_that_hangs_has_done_its_work(runs: Path, tmp_path: Path, hicache:
 
 
 def test_quiet_is_one_line(tmp_path: Path, hicache: Hicache) -> None:
-    assert hicache("run", *SMALL, "--quiet", "--out", tmp_path).out.count("\n") == 1
+    for number, more in enumerate(((), ("--dp", 2, "--pp", 2, "--device-pages", 5))):
+        said = hicache("run", *SMALL, *more, "--quiet", "--out", tmp_path / str(number))
+        assert said.out.count("\n") == 1
+        assert said.out.endswith(")\n")
 
 
 @pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
@@ -148,12 +151,14 @@ def test_what_this_version_cannot_do_is_refused(
     [
         ["--page-size", "0"],
         ["--tp", "0"],
+        ["--seed", "-5"],
         ["--bug", "nope"],
         ["--fault", "nope"],
         ["--fault", "alloc_fail:rank=9,pool=host,nth=1"],
         ["--schedule", "nope"],
         ["--agentic", "nope=1"],
         ["--plugin", "nope.py"],
+        ["--plugin", "x" * 300],
         ["--limit", "0"],
         ["--decode-steps", "two"],
     ],
@@ -227,6 +232,27 @@ def test_trace_off_leaves_only_the_summary(tmp_path: Path, hicache: Hicache) -> 
     said = hicache("run", *SMALL, "--trace", "off", "--out", tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
     assert "  logs    none;" in said.out
+    # What is suggested works in this very folder.
+    said = hicache("check", tmp_path)
+    assert said.code == 3
+    words = said.err.splitlines()[-1].split()
+    assert words[:2] == ["try", "hicache"]
+    assert hicache(*words[2:]).code == 0
+
+
+def test_more_ranks_than_open_files_are_refused_beforehand(
+    tmp_path: Path, hicache: Hicache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import resource
+
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 64))
+    said = hicache("run", *SMALL, "--tp", 64, "--out", tmp_path / "out")
+    assert (said.code, said.err) == (
+        2,
+        "error: 64 ranks need 96 open files, one log each; the limit is 64\n"
+        "  try       ulimit -n 96, or --trace off\n",
+    )
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_interrupted_run_is_code_130_and_its_logs_can_be_read(tmp_path: Path, hicache: Hicache) -> None:
@@ -291,5 +317,5 @@ def test_a_run_in_which_nothing_happens_any_more_hangs_and_does_not_go_on_for_ev
     said = hicache("run", *SMALL, "--tp", 2, "--plugin", plugin, "--out", tmp_path / "out")
     assert said.code == 0
     assert said.out.startswith("HUNG")
-    assert "nothing has happened for 5000 steps" in " ".join(said.out.split())
+    assert "nothing for 5000 steps" in " ".join(said.out.split())
     assert hicache("check", tmp_path / "out").code == 15

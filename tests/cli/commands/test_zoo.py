@@ -41,3 +41,13 @@ def test_a_plugin_can_stand_in_for_the_bug(tmp_path: Path, hicache: Hicache) -> 
     )
     document = json.loads(said.out)
     assert (0, "completed", [f"plugin {plugin}"]) == (said.code, document["outcome"], document["bugs"])
+
+
+def test_a_negative_seed_names_the_option(tmp_path: Path, hicache: Hicache) -> None:
+    said = hicache("zoo", "run", "skip_collective_when_empty", "--seed", "-5", "--out", tmp_path / "out")
+    assert (said.code, "--seed" in said.err) == (2, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_help_of_the_scenarios_is_not_cut(hicache: Hicache) -> None:
+    assert "..." not in hicache("zoo", "--help").out.partition("Commands:")[2]
