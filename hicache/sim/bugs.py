@@ -79,10 +79,12 @@ def load_plugin(path: Path) -> Wire:
     Raises:
         ConfigError: the file can't be read or run, or has no such function.
     """
-    if not path.is_file():
-        raise ConfigError(f"--plugin {path}: no such file; expected Python with a function wire(parts)")
     try:
+        if not path.is_file():
+            raise ConfigError(f"--plugin {path}: no such file; expected Python with a function wire(parts)")
         wire = runpy.run_path(str(path)).get("wire")
+    except ConfigError:
+        raise
     except (Exception, SystemExit) as error:
         raise ConfigError(f"--plugin {path}: {type(error).__name__}: {error}") from error
     if not callable(wire):
