@@ -13,7 +13,7 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 
 def assert_golden(name: str, text: str) -> None:
     path = GOLDEN / name
-    if os.environ.get("HICACHE_WRITE_GOLDEN") and (not path.exists() or path.read_text() != text):
+    if os.environ.get("HICACHE_WRITE_GOLDEN") == "1" and (not path.exists() or path.read_text() != text):
         path.write_text(text, encoding="utf-8")
         raise AssertionError(f"{path.name} was written anew; read the diff, then run without the variable")
     assert path.read_text(encoding="utf-8") == text
