@@ -8,7 +8,6 @@ contradict, and a run whose headers differ is never called consistent.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +15,12 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from consensus_checker.words import ranks_text
+from tracer.places import SEGMENT
+from tracer.plausible import WORLD_SIZE_MAX
 from tracer.record import Kind
 
 if TYPE_CHECKING:
     from consensus_checker.history import Lane, Source
-
-# More ranks than any job has; a larger number is damage, and nothing may be counted up to it.
-WORLD_SIZE_MAX = 1_000_000
-FILE_NAME = re.compile(r"rank(?P<rank>\d+)\.(?P<lane>[A-Za-z0-9_-]+)\.\d+\.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +174,7 @@ def _misfit(lane: Lane, shape: Any, world_size: int, sizes: Mapping[str, int]) -
 def _other_name(lane: Lane) -> str | None:
     """A file that is named after another rank or lane than its header: it may have been copied."""
     name = lane.file_of(0)
-    match = FILE_NAME.fullmatch(name)
+    match = SEGMENT.fullmatch(name)
     told = lane.header.get("rank", lane.rank), lane.header.get("lane", lane.name)
     if match is None or (int(match["rank"]), match["lane"]) == told == (lane.rank, lane.name):
         return None

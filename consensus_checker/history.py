@@ -24,9 +24,6 @@ from typing import Any, Protocol
 from consensus_checker import headers
 from tracer.record import Kind, Record
 
-# Kinds of note that say that something is wrong on their own.
-ANOMALIES = frozenset({"wrong_page"})
-
 
 class Source(Protocol):
     """One lane of one rank, as `tracer.log` reads it: `torn` and `trailer` hold after a whole pass."""
@@ -89,14 +86,17 @@ class Lane:
         self.rank = source.rank
         self.name = source.lane
         self.header = source.header
-        self._meetings = frozenset(kind.name for kind in source.kinds.values() if kind.role == "meeting")
+        roles = {kind.name: kind.role for kind in source.kinds.values()}
+        self._meetings = frozenset(name for name, role in roles.items() if role == "meeting")
+        self._anomalies = frozenset(name for name, role in roles.items() if role == "anomaly")
         self._is_read = False
         self._outcome: str | None = None
         self._dropped: tuple[str, ...] = ()
         self._notes: tuple[Record, ...] = ()
 
     def records(self) -> Iterator[Record]:
-        looked_at = self._meetings | ANOMALIES
+        anomalies = self._anomalies
+        looked_at = self._meetings | anomalies
         notes: list[Record] = []
         for record in self.source.records():
             get = record.get
@@ -109,7 +109,7 @@ class Lane:
             ):
                 return self._end(None, notes)
             if kind in looked_at:
-                if kind in ANOMALIES:
+                if kind in anomalies:
                     notes.append(record)
                 elif not _is_meeting(record):
                     return self._end(None, notes)

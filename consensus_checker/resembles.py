@@ -8,11 +8,8 @@ from consensus_checker.context import Stand
 from consensus_checker.finding import DivergenceKind, Trigger
 from consensus_checker.history import History
 
-# class -> what it means, for the sentence in which it is named.
-CLASSES = {
-    "HC01": "a collective is skipped because a local container is empty",
-    "HC02": "free space of one rank decides a logical outcome",
-}
+# class -> what it is about, in the words in which a screen names it.
+CLASSES = {"HC01": "skipped collective", "HC02": "free space"}
 
 
 def resembles(

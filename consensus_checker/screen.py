@@ -13,6 +13,7 @@ from consensus_checker.context import Stand, look
 from consensus_checker.explain import INDENT, WIDTH, after, paragraph
 from consensus_checker.finding import Finding, FirstDivergence
 from consensus_checker.history import History
+from consensus_checker.resembles import CLASSES
 from consensus_checker.verdict import COVERAGE, Verdict
 from consensus_checker.words import call_text, ranks_text, value_text
 from tracer.record import Record
@@ -33,7 +34,6 @@ HEADLINES = {
     "incomplete": "INCOMPLETE",
     "nothing_compared": "UNCHECKED",
 }
-CLASS_WORDS = {"HC01": "skipped collective", "HC02": "free space"}
 
 
 def first_screen(verdict: Verdict, history: History) -> list[str]:
@@ -71,7 +71,7 @@ def _headline(finding: Finding) -> list[str]:
 
 def _confidence(verdict: Verdict) -> list[str]:
     finding, coverage = verdict.finding, verdict.coverage
-    like = ", like " + ", ".join(f"{name} ({CLASS_WORDS[name]})" for name in finding.resembles)
+    like = ", like " + ", ".join(f"{name} ({CLASSES[name]})" for name in finding.resembles)
     parts = [f"confidence {finding.level}"]
     if finding.rule != COVERAGE:
         parts.append(finding.rule + (like if finding.resembles else ""))

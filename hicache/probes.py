@@ -214,7 +214,7 @@ POOL_AUDIT = Kind(
 
 WRONG_PAGE = Kind(
     "wrong_page",
-    "note",
+    "anomaly",
     info=("rid", "page_index", "slot", "writer", "found", "expected"),
 )
 

@@ -390,9 +390,6 @@ class Run:
             for run_id in self.run_ids
         )
 
-    def lanes_of(self, rank: int) -> tuple[LaneLog, ...]:
-        return tuple(lane for lane in self.lanes if lane.rank == rank)
-
 
 def find_logs(path: str | os.PathLike[str]) -> Run:
     """The logs in a folder, or the one that a file holds.

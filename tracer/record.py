@@ -26,7 +26,7 @@ COMMON = ("seq", "step", "time_ns", "kind")
 # A line as a reader has it: the common fields, and its kind's own.
 Record = Mapping[str, Any]
 
-Role = Literal["decision", "event", "meeting", "transfer", "note"]
+Role = Literal["decision", "event", "meeting", "transfer", "anomaly", "note"]
 # How one lane ended: it did its work; it could not go on; it raised; it was closed because the run
 # ended for a reason that is not in this lane.
 Outcome = Literal["completed", "hung", "crashed", "stopped"]
@@ -39,7 +39,8 @@ class Kind:
     Attributes:
         name: value of the line's `kind`; lower snake case.
         role: `decision` (the control plane chose), `event` (it learned), `meeting` (it entered or
-            left a collective), `transfer` (bytes between tiers), `note` (local, for people).
+            left a collective), `transfer` (bytes between tiers), `anomaly` (says by itself that
+            something is wrong), `note` (local, for people).
         agree: axes of the topology along which ranks must write this record in the same order
             with equal `compared` fields. Empty: never compared between ranks.
         compared: fields that must be equal on those ranks.

@@ -181,6 +181,7 @@ class Tree:
         threshold = self.backup_threshold
         backup_from: Node | None = None
         self._ticks = tick = self._ticks + 1.0
+        # The same walk as in `match`, written out: a call for each node would cost as much as the rest.
         while at < end:
             child = node.only_child or node.children.get(tokens[at : at + size])
             if child is None:

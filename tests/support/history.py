@@ -66,7 +66,7 @@ KINDS = (
         compared=("axis", "purpose", "op", "numel"),
         info=("group", "group_seq", "peer"),
     ),
-    Kind("wrong_page", "note", info=("page_index",)),
+    Kind("wrong_page", "anomaly", info=("page_index",)),
 )
 ABOUT = {
     "match": ("match", "rid", "tokens"),
