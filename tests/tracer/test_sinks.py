@@ -159,6 +159,7 @@ print(len(warnings), "No space left on device" in warnings[0])
 
 
 def test_a_really_full_disk_ends_tracing_and_not_the_run(tmp_path: Path) -> None:
+    # Mounting needs a right that not every machine gives; the imitations above always run.
     if shutil.which("unshare") is None:
         pytest.skip("no unshare here: a full disk was only imitated by the two tests above")
     disk, copy, script = tmp_path / "disk", tmp_path / "copy", tmp_path / "fill.py"
