@@ -24,3 +24,19 @@ class PoolError(HiCacheError):
 
 class AckError(HiCacheError):
     """A rank was told to apply more acks than it has transfers in flight."""
+
+
+class StorageError(HiCacheError):
+    """A call of the external tier that failed on this rank; it counts as a miss, or as not written."""
+
+
+class MeetingError(HiCacheError):
+    """The meeting guard has found ranks in one call that meant different things."""
+
+
+class PromiseError(HiCacheError):
+    """Pages that admission was promised are not there."""
+
+
+class ForkError(HiCacheError):
+    """The running digests of the ranks differ: their decisions have come apart."""

@@ -7,10 +7,13 @@ run hangs, and the loop says who stands where instead of waiting for a timeout.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from hicache.schedule import Schedule
+
+Item = TypeVar("Item")
 
 
 class Signal:
@@ -41,6 +44,44 @@ class Signal:
 def never(reason: str) -> Signal:
     """What a lane awaits that has understood that nothing will ever happen: it stays parked."""
     return Signal(None, reason)
+
+
+class Mailbox(Generic[Item]):
+    """What one lane of a rank hands to another, in order. Only lanes of the same rank may touch it.
+
+    Args:
+        signal: makes what a waiting lane parks on; `Loop.signal`.
+        name: what the loop says a parked lane waits for.
+    """
+
+    __slots__ = ("_items", "_name", "_signal", "_waiting", "put_count", "taken_count")
+
+    def __init__(self, signal: Callable[[str], Signal], name: str) -> None:
+        self._signal = signal
+        self._name = name
+        self._items: deque[Item] = deque()
+        self._waiting: Signal | None = None
+        self.put_count = 0
+        self.taken_count = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: Item) -> None:
+        self._items.append(item)
+        self.put_count += 1
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            waiting.fire()
+
+    async def get(self) -> Item:
+        """The oldest item; waits until there is one. One lane at a time may wait."""
+        while not self._items:
+            assert self._waiting is None, f"two lanes wait for {self._name}"
+            self._waiting = self._signal(f"{self._name} #{self.taken_count}")
+            await self._waiting
+        self.taken_count += 1
+        return self._items.popleft()
 
 
 class _Pause:

@@ -6,10 +6,11 @@ thread, no network and no chance in the control plane.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from hicache.core import Request, Slot, Transfer
+from hicache.core import Arrival, Slot, Transfer
 
 Axis = Literal["tp", "cp", "pp"]
 Reduce = Literal["min", "max", "sum"]
@@ -69,6 +70,11 @@ class Memory(Protocol):
     """Page slots of one tier on one rank: physical, so it may fail on this rank alone."""
 
     @property
+    def page_count(self) -> int:
+        """Pages there are; 0 where there is no limit."""
+        ...
+
+    @property
     def pages_free(self) -> int | None:
         """Pages this rank could allocate now, or None where there is no limit."""
         ...
@@ -86,8 +92,8 @@ class Memory(Protocol):
 class Source(Protocol):
     """The front door: where requests come from. Only the first rank of a replica has one."""
 
-    def poll(self) -> list[Request]:
-        """Requests that arrived since the last poll."""
+    def poll(self) -> list[Arrival]:
+        """What arrived since the last poll: requests, aborts of earlier ones, an operator's commands."""
         ...
 
     def finished(self, rid: str, *, is_served: bool) -> None:
@@ -100,7 +106,59 @@ class Source(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What an external store has of a prefix, as one rank sees it.
+
+    Attributes:
+        kv_pages: leading pages of KV that are there.
+        boundaries: side pool -> leading pages for which it has what it needs.
+        restorable: prefix lengths in pages, ascending, that every pool could give. Without a trailing
+            pool that is every length up to the shortest boundary, and the list is left empty.
+    """
+
+    kv_pages: int
+    boundaries: Mapping[str, int] = field(default_factory=dict)
+    restorable: Sequence[int] = ()
+
+
+class Storage(Protocol):
+    """The external tier as one rank reaches it. Calls take time and may fail on this rank alone.
+
+    A page is named by its chained hash, 64 hex characters; what is stored for it is bytes. A call that
+    raises `StorageError` counts as a miss, or as pages not written.
+    """
+
+    async def exists(self, hashes: Sequence[str], *, pools: Sequence[str], prefix: Sequence[str]) -> Found:
+        """How much of this chain of pages is there. `prefix` names the pages before it, or is empty."""
+        ...
+
+    async def get(self, pool: str, hashes: Sequence[str], *, prefix: Sequence[str]) -> list[bytes | None]:
+        """Each page's bytes, None where it is not there, too short or damaged."""
+        ...
+
+    async def set(
+        self, pool: str, hashes: Sequence[str], pages: Sequence[bytes], *, prefix: Sequence[str]
+    ) -> list[bool]:
+        """Whether each page is there now."""
+        ...
+
+    async def open(self) -> None:
+        """Get ready, before the first call and again after `close`.
+
+        Raises:
+            StorageError: this rank can't reach it.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
 class Clock(Protocol):
-    """Nanoseconds, for records only. No decision reads it."""
+    """Nanoseconds. One decision reads it, the deadline of a prefetch, and only stage 0 takes that."""
 
     def now_ns(self) -> int: ...
+
+    async def idle(self) -> None:
+        """A step in which nothing happened: let a little time pass, and let others run."""
+        ...

@@ -13,8 +13,9 @@ from hicache.errors import ConfigError
 from tracer.record import Place
 
 AXES = ("dp", "pp", "cp", "tp")
-# Requests, batches and forwards meet on `main`; the event round has a group of its own.
-PURPOSES = ("main", "events")
+# Requests, batches and forwards meet on `main`; the event round has a group of its own. The minimum hit and
+# the read progress are reduced by background lanes, each lane on groups of its own.
+PURPOSES = ("main", "events", "hits", "progress")
 WORLD_SIZE_MAX = 1024
 
 

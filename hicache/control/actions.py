@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from hicache.control.node import Node
 from hicache.core import Slot
@@ -17,9 +18,16 @@ class FreeDevice:
 
 @dataclass(frozen=True, slots=True)
 class BackUp:
-    """Copy these nodes to the host, root first; a node without its ancestors would be unreachable there."""
+    """Copy these nodes to the host, root first; a node without its ancestors would be unreachable there.
+
+    Attributes:
+        nodes: each without the one after it is still worth a copy, so the first that finds no room ends it.
+        reason: `threshold`: enough requests have inserted the last of them. `side_pool`: the one node is on
+            the host already, and its recurrent state is not.
+    """
 
     nodes: list[Node]
+    reason: Literal["threshold", "side_pool"]
 
 
 @dataclass(frozen=True, slots=True)

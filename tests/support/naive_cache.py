@@ -47,7 +47,8 @@ class LeafNodeCache:
     """Nodes as a radix tree would cut them; whole leaves go, least recently used first.
 
     Nodes of the running request are pinned. A request takes a page for each begun block of its prompt,
-    less its hit; when it ends, its whole pages stay and the partly filled one is free again.
+    less its hit; when it ends, its whole pages stay and the partly filled one is free again. A node that is
+    cut counts as used at that moment, its back as well as its front.
     """
 
     def __init__(self, page_count: int) -> None:
@@ -58,7 +59,6 @@ class LeafNodeCache:
 
     def request(self, input_length: int, ids: list[int], page_size: int) -> int:
         """Cached pages of this request."""
-        self.clock += 1
         usable = (input_length - 1) // page_size
         path, hit = self._walk(ids[:usable])
         needed = -(-input_length // page_size) - hit
@@ -72,9 +72,13 @@ class LeafNodeCache:
         whole = ids[: input_length // page_size]
         path, known = self._walk(whole)
         if known < len(whole):
-            self._add(_Node(whole[known:], path[-1] if path else self.root, self.clock))
+            self._add(_Node(whole[known:], path[-1] if path else self.root, self._now()))
             self.free -= len(whole) - known
         return hit
+
+    def _now(self) -> int:
+        self.clock += 1
+        return self.clock
 
     def _add(self, node: _Node) -> None:
         assert node.parent is not None
@@ -94,15 +98,15 @@ class LeafNodeCache:
             while same < len(child.pages) and at + same < len(ids) and child.pages[same] == ids[at + same]:
                 same += 1
             if same < len(child.pages):
-                front = _Node(child.pages[:same], parent, child.used)
+                front = _Node(child.pages[:same], parent, self._now())
                 self._add(front)
-                child.pages, child.parent = child.pages[same:], front
+                child.pages, child.parent, child.used = child.pages[same:], front, self._now()
                 front.children[child.pages[0]] = child
                 child = front
             path.append(child)
             at += same
         for node in path:
-            node.used = self.clock
+            node.used = self._now()
         return path, at
 
 
