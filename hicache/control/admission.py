@@ -1,222 +1,259 @@
 """Admission: which waiting requests start now, and with how much of their prompt already cached.
 
-    0           device             host                          input
-    |- on device -|- load back ------|- to compute (at least 1) -|
+    0           device             host                                        prompt
+    |- on device -|- load back ------|- to compute: this batch -|- next batch ----|
 
-The loop ends at the first request that finds no room, so its trip count must come from agreed facts
-alone: agreed room and this tree's own counters, which are equal on every rank. Pages to load back are
-taken inside the loop; pages to compute only after it, for the whole batch, so that no request of a
-batch loses the prefix that another one's pages are taken from.
+The loop ends where the batch's tokens are spent or at the first request that finds no room, so its trip
+count must come from agreed facts alone: agreed room and this tree's own counters, which are equal on every
+rank. It matters, since asking for a prefetch may be a meeting. Pages to load back are taken inside the
+loop; pages to compute only after it, for the whole batch, so that no request of a batch loses the prefix
+that another one's pages are taken from.
+
+A request is admitted with all the pages it will need promised, also those of later chunks: what has been
+admitted can always go on.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
-from hicache.control import keys, locks
+from hicache.config import Config
+from hicache.control.active import Active
 from hicache.control.cache import Cache
-from hicache.control.node import Node
+from hicache.control.chunks import Budget
+from hicache.control.locks import DeviceLock
+from hicache.control.retraction import kv_tokens_at_end
 from hicache.control.tree import Match
-from hicache.core import DIGEST_BYTES, TOKEN_BYTES, Request, Slot
+from hicache.control.waiting import Waiting
+from hicache.errors import PromiseError
 from hicache.probes import Probes
 
 
-@dataclass(slots=True, eq=False)
-class Active:
-    """A request on this rank, from its arrival to its end.
+@dataclass(slots=True)
+class Batch:
+    """One prefill batch.
 
     Attributes:
-        tokens: prompt, and later the answer as far as it enters the tree.
-        digests: 8 bytes for each whole page of `tokens` that has been hashed.
-        slots: its device page slots, position by position.
-        owned_pages: leading slots that are the tree's; it may free only those behind.
-        inserted_pages: leading pages it has handed to the tree itself.
-        node: where its device lock is.
-        prefix_tokens: tokens it did not have to compute.
-        pages_due: pages it has been promised and gets when the batch is complete.
+        admitted: those that compute now, the one that goes on from the last batch first.
+        refused: those that can never fit, with their `abort_reason`.
+        blocked: those whose prefetch is not to be cut short yet, in the order of the queue.
+        chunked: the one of `admitted` that will go on in the next batch.
     """
 
-    request: Request
-    tokens: bytes
-    digests: bytes = b""
-    slots: list[Slot] = field(default_factory=list)
-    owned_pages: int = 0
-    inserted_pages: int = 0
-    node: Node | None = None
-    prefix_tokens: int = 0
-    pages_due: int = 0
-    decode_steps_left: int = 0
-    abort_reason: str = ""
+    admitted: list[Active] = field(default_factory=list)
+    refused: list[Active] = field(default_factory=list)
+    blocked: list[Active] = field(default_factory=list)
+    chunked: Active | None = None
 
     @property
-    def rid(self) -> str:
-        return self.request.rid
-
-    @property
-    def computed(self) -> bytes:
-        """The part of the prompt that its prefill computes, packed."""
-        return self.tokens[self.prefix_tokens * TOKEN_BYTES :]
+    def pages_due(self) -> int:
+        """Promised to its members and not taken yet."""
+        return sum(active.pages_due for active in self.admitted)
 
 
 class Admission:
-    """Forms prefill batches.
+    """Forms prefill batches."""
 
-    Args:
-        cache_output: whether an answer takes pages; they are then reserved here, so that decode never
-            runs out.
-        load_back_min_tokens: a shorter host hit is computed again.
-        digest_key: key of the run's page digests.
-    """
-
-    def __init__(
-        self,
-        cache: Cache,
-        probes: Probes,
-        *,
-        cache_output: bool,
-        load_back_min_tokens: int,
-        digest_key: bytes,
-    ) -> None:
+    def __init__(self, cache: Cache, probes: Probes, config: Config) -> None:
         self._cache = cache
         self._probes = probes
-        self._cache_output = cache_output
-        self._load_back_min_tokens = load_back_min_tokens
-        self._digest_key = digest_key
-        self._page_size_bytes = cache.tree.page_size_bytes
-        self._page_tokens = self._page_size_bytes // TOKEN_BYTES
+        self._cache_output = config.cache_output
+        self._batch_tokens = config.chunked_prefill_tokens
+        self._reserve_percent = config.decode_reserve_percent
+        self._page_tokens = config.page_size_tokens
 
-    def form(self, waiting: deque[Active], running_count: int) -> tuple[list[Active], list[Active]]:
-        """Take requests from the front of `waiting`: those to prefill now, and those that can never fit."""
-        admitted: list[Active] = []
-        refused: list[Active] = []
-        while waiting:
-            active = waiting[0]
-            pages_due = sum(earlier.pages_due for earlier in admitted)
-            verdict = self._admit(active, running_count + len(admitted), pages_due)
+    async def form(
+        self, waiting: Waiting, running_count: int, *, chunked: Active | None = None, is_full: bool = False
+    ) -> Batch:
+        """The next prefill batch; takes those that are in it, and those that can never fit, off the queue.
+
+        Args:
+            chunked: the request that is between two chunks; it goes on first.
+            is_full: nobody new is admitted, since those who run are short of memory.
+        """
+        batch = Batch()
+        budget = Budget(self._batch_tokens, self._page_tokens)
+        if chunked is not None:
+            self._join(chunked, batch, budget)
+        if not is_full:
+            await self._fill(batch, budget, waiting, running_count)
+        await self._take_pages(batch)
+        return batch
+
+    async def _fill(self, batch: Batch, budget: Budget, waiting: Waiting, running_count: int) -> None:
+        prefetches = self._cache.prefetches
+        for active in waiting:
+            if budget.is_spent:
+                return
+            if prefetches is not None and not await prefetches.check(active):
+                batch.blocked.append(active)
+                continue
+            verdict = await self._admit(active, batch, budget, running_count + len(batch.admitted))
             if verdict == "no_room":
-                break
-            waiting.popleft()
-            if verdict == "admitted":
-                admitted.append(active)
-            else:
+                return
+            if verdict == "lost":
+                batch.blocked.append(active)
+                continue
+            waiting.remove(active)
+            if verdict != "admitted":
                 active.abort_reason = verdict
-                refused.append(active)
-        for active in admitted:
-            active.slots += self._cache.alloc_device(active.pages_due)
-            active.pages_due = 0
-        return admitted, refused
+                batch.refused.append(active)
 
-    def _admit(self, active: Active, running_count: int, pages_due: int) -> str:
-        """Decide on one request and lock its prefix; `pages_due` are promised to others of the batch."""
-        cache, request = self._cache, active.request
-        input_tokens = request.input_tokens
+    async def _admit(self, active: Active, batch: Batch, budget: Budget, running_count: int) -> str:
+        """Decide on one request; if it is admitted, lock and load what it reads."""
+        cache = self._cache
         # At least one token must be computed: its hidden state is what the answer starts from.
-        usable_pages = (input_tokens - 1) // self._page_tokens
-        match = cache.match(active.tokens, usable_pages)
-        self._hash(active, match)
-        self._record_match(active, match, usable_pages)
-        locks.lock(cache.tree, match.node)
+        page_limit = (active.prompt_tokens - 1) // self._page_tokens
+        match = cache.match(active, page_limit, "admit")
+        if cache.prefetches is not None and cache.prefetches.is_lost(active, match):
+            return "lost"
+        lock = cache.lock(match.node)
+        host_pages, declined = cache.load_back_size(match, self._quota(batch.pages_due))
+        if match.host_pages and not host_pages:
+            whole, lock = lock, cache.lock(match.device_node)
+            cache.unlock(whole)
+        pages_loaded = _pages_to_load(match) if host_pages else 0
+        pages_there = match.device_pages + host_pages - pages_loaded
+        pages_needed = self._pages_reserved(active) - pages_there
+        verdict = await self._verdict(active, pages_needed + batch.pages_due)
+        self._record(active, verdict, match, host_pages, pages_needed, running_count)
+        if verdict != "admitted":
+            cache.unlock(lock)
+            return verdict
+        if match.host_pages:
+            self._record_load_back(active, match, declined, host_pages)
+        await self._take_prefix(active, match, lock, host_pages)
+        active.pages_due = pages_needed - pages_loaded
+        self._join(active, batch, budget)
+        if cache.prefetches is not None:
+            cache.prefetches.admitted(active)
+            active.storage_pages = 0
+        return verdict
 
-        pages_total = self._pages_total(request)
-        host_pages, declined = self._load_back_size(match)
-        pages_needed = pages_total - match.device_pages
-        facts = (
+    async def _verdict(self, active: Active, pages_needed: int) -> str:
+        """Does it fit now, later, or never? Never is measured by its whole answer, whatever is reserved."""
+        room = self._cache.tiers.device_room
+        if room.page_count and self._pages(self._tokens_at_end(active)) > room.page_count:
+            return "too_long"
+        return "admitted" if await self._cache.make_room(pages_needed) else "no_room"
+
+    def _quota(self, pages_due: int) -> int | None:
+        """Device pages that a load back may take: what is free or could be, less what is promised."""
+        room = self._cache.tiers.device_room
+        if not room.page_count:
+            return None
+        return room.pages_free + self._cache.tree.evictable_pages - pages_due
+
+    async def _take_prefix(self, active: Active, match: Match, lock: DeviceLock, host_pages: int) -> None:
+        """Start loading what the host has; the prefix is then the request's to read.
+
+        Raises:
+            PromiseError: a load back is for all of the pages that were found, or for none.
+        """
+        cache = self._cache
+        if host_pages:
+            await cache.load_back(match)
+        prefix_pages = match.device_pages + host_pages
+        active.lock = lock
+        active.slots = cache.tree.device_slots(lock.node)
+        if len(active.slots) != prefix_pages:
+            raise PromiseError(
+                f"{active.rid}: {prefix_pages} pages of its prefix were promised, "
+                f"{match.device_pages} on the device and {host_pages} to load; {len(active.slots)} are there"
+            )
+        active.owned_pages = prefix_pages
+        active.inserted_pages = 0
+        active.prefix_tokens = active.computed_tokens = prefix_pages * self._page_tokens
+
+    def _join(self, active: Active, batch: Batch, budget: Budget) -> None:
+        """Put a request into the batch with as much of its prompt as there is budget for."""
+        tokens_left = active.prompt_tokens - active.computed_tokens
+        active.chunk_tokens = budget.take(tokens_left)
+        batch.admitted.append(active)
+        if active.chunk_tokens < tokens_left:
+            batch.chunked = active
+
+    async def _take_pages(self, batch: Batch) -> None:
+        """Device pages for what the batch computes, at once; with a last chunk goes all that is still due."""
+        counts = [self._pages_now(active) for active in batch.admitted]
+        if not sum(counts):
+            return
+        slots = await self._cache.alloc_device(sum(counts), "extend")
+        at = 0
+        for active, count in zip(batch.admitted, counts, strict=True):
+            active.slots += slots[at : at + count]
+            active.pages_due -= count
+            at += count
+
+    def _pages_now(self, active: Active) -> int:
+        end = active.computed_tokens + active.chunk_tokens
+        if end == active.prompt_tokens:
+            return active.pages_due
+        return end // self._page_tokens - len(active.slots)
+
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self._page_tokens)
+
+    def _tokens_at_end(self, active: Active) -> int:
+        return kv_tokens_at_end(active) if self._cache_output else active.prompt_tokens
+
+    def _pages_reserved(self, active: Active) -> int:
+        """Device pages for the prompt, and for the share of its answer that is set aside at once."""
+        answer_tokens = self._tokens_at_end(active) - active.prompt_tokens
+        return self._pages(active.prompt_tokens + answer_tokens * self._reserve_percent // 100)
+
+    # Records
+
+    def _record(
+        self,
+        active: Active,
+        verdict: str,
+        match: Match,
+        host_pages: int,
+        pages_needed: int,
+        running_count: int,
+    ) -> None:
+        """The verdict, and by tier what the prompt is made of: device, host, storage, computed."""
+        cache, page_tokens = self._cache, self._page_tokens
+        tokens = (0, 0, 0, 0)
+        if verdict == "admitted":
+            device_tokens, loaded_tokens = match.device_pages * page_tokens, host_pages * page_tokens
+            # What was fetched from storage is the end of what the host had.
+            storage_tokens = min(active.storage_pages, host_pages) * page_tokens
+            extend_tokens = active.prompt_tokens - device_tokens - loaded_tokens
+            tokens = (device_tokens, loaded_tokens - storage_tokens, storage_tokens, extend_tokens)
+        self._probes.admit(
+            active.rid,
+            verdict,
+            pages_needed,
+            *tokens,
             cache.device_pages_free,
             cache.tree.evictable_pages,
             cache.host_pages_free,
             running_count,
         )
-        verdict = "admitted"
-        room = cache.tiers.device_room
-        if room.page_count and pages_total > room.page_count:
-            verdict = "too_long"
-        elif not cache.can_hold(pages_needed + pages_due):
-            verdict = "no_room"
-        if verdict != "admitted":
-            self._probes.admit(request.rid, verdict, pages_needed, 0, 0, 0, 0, *facts)
-            locks.unlock(cache.tree, match.node)
-            return verdict
-        page_tokens = self._page_tokens
-        device_tokens, host_tokens = match.device_pages * page_tokens, host_pages * page_tokens
-        extend_tokens = input_tokens - device_tokens - host_tokens
-        self._probes.admit(
-            request.rid, verdict, pages_needed, device_tokens, host_tokens, 0, extend_tokens, *facts
-        )
-        if match.host_pages:
-            self._probes.load_back(
-                request.rid,
-                match.node.id,
-                declined,
-                match.host_pages,
-                host_tokens,
-                cache.device_pages_free,
-                cache.host_pages_free,
-                len(cache.loads),
-            )
-        self._take(active, match, host_pages, pages_needed)
-        return verdict
 
-    def _take(self, active: Active, match: Match, host_pages: int, pages_needed: int) -> None:
-        """Lock what `active` reads, start loading what the host has, and promise it the rest."""
+    def _record_load_back(self, active: Active, match: Match, declined: str, host_pages: int) -> None:
         cache = self._cache
-        node = match.node
-        if host_pages:
-            cache.load_back(match)
-        elif match.host_pages:
-            locks.lock(cache.tree, match.device_node)
-            locks.unlock(cache.tree, match.node)
-            node = match.device_node
-        prefix_pages = match.device_pages + host_pages
-        active.node = node
-        active.slots = cache.tree.device_slots(node)
-        active.pages_due = pages_needed - host_pages
-        active.owned_pages = prefix_pages
-        active.inserted_pages = 0
-        active.prefix_tokens = prefix_pages * self._page_tokens
-
-    def _pages_total(self, request: Request) -> int:
-        """Device pages for the prompt, and for the answer where it is kept.
-
-        The last token of an answer is never fed back, so it has no KV.
-        """
-        tokens = request.input_tokens
-        if self._cache_output:
-            tokens += max(0, request.output_tokens - 1)
-        return -(-tokens // self._page_tokens)
-
-    def _load_back_size(self, match: Match) -> tuple[int, str]:
-        """Host pages to load, and why not if none."""
-        if match.host_pages * self._page_tokens < self._load_back_min_tokens:
-            return 0, "too_short" if match.host_pages else ""
-        return match.host_pages, ""
-
-    def _hash(self, active: Active, match: Match) -> None:
-        """Digests of the whole prompt's pages; those of a known prefix are the tree's, not hashed again."""
-        if active.digests:
-            return
-        known = self._cache.tree.path_digests(match.node)
-        active.digests = known + keys.chain_digests(
-            active.tokens,
-            first_page=len(known) // DIGEST_BYTES,
-            page_size_bytes=self._page_size_bytes,
-            previous=known[-DIGEST_BYTES:],
-            key=self._digest_key,
-        )
-
-    def _record_match(self, active: Active, match: Match, usable_pages: int) -> None:
-        cache = self._cache
-        found_pages = match.device_pages + match.host_pages
-        at = found_pages * DIGEST_BYTES
-        missed = active.digests[at : at + DIGEST_BYTES].hex() if found_pages < usable_pages else ""
-        self._probes.match(
+        self._probes.load_back(
             active.rid,
             match.node.id,
-            match.host_pages * self._page_tokens,
-            match.device_pages * self._page_tokens,
+            declined,
+            match.host_pages,
+            host_pages * self._page_tokens,
             cache.device_pages_free,
             cache.host_pages_free,
-            len(cache.writes),
-            missed,
-            usable_pages * self._page_tokens,
+            len(cache.loads),
         )
+
+
+def _pages_to_load(match: Match) -> int:
+    """Pages of the host part that the device lacks: all of them, unless only states are missing there."""
+    pages = 0
+    node = match.node
+    while node is not match.device_node:
+        if node.device is None:
+            pages += node.page_count
+        assert node.parent is not None
+        node = node.parent
+    return pages

@@ -1,4 +1,4 @@
-"""How ranks come to one answer: MIN over context and tensor ranks, then down the pipeline.
+"""How ranks come to one answer: reduced over context and tensor ranks, then down the pipeline.
 
     stage 0   cp MIN -> tp MIN --send--> stage 1 --send--> stage 2       one hop a stage
 
@@ -10,37 +10,22 @@ own copy, never for a decision.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
-from hicache.core import Slot
+from hicache.control.pools import HostSlots
 from hicache.ports import Transport
 
-PURPOSE = "event_round"
 CHANNEL = "events"
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """The vector of an event round: what one rank could apply, or what the group will.
-
-    Attributes:
-        writes, loads: leading transfers of a queue whose bytes have moved.
-        backups: leading queued backups for which host slots are reserved.
-    """
-
-    writes: int
-    loads: int
-    backups: int
-
-    def vector(self) -> list[int]:
-        return [self.writes, self.loads, self.backups]
+EVENT_ROUND = "event_round"
+PREFETCH_TIMEOUT = "prefetch_timeout"
 
 
 class Agreement(Protocol):
-    """Turns local counts into the group's."""
+    """Turns one rank's numbers into the group's."""
 
-    async def agree(self, local: Counts, *, transfers_in_flight: int) -> Counts: ...
+    async def agree(
+        self, local: Sequence[int], *, op: Literal["min", "max"], purpose: str, transfers_in_flight: int
+    ) -> list[int]: ...
 
 
 class MinThenChain:
@@ -50,28 +35,38 @@ class MinThenChain:
         self._transport = transport
         self._pp_rank = pp_rank
 
-    async def agree(self, local: Counts, *, transfers_in_flight: int) -> Counts:
-        transport = self._transport
+    async def agree(
+        self, local: Sequence[int], *, op: Literal["min", "max"], purpose: str, transfers_in_flight: int
+    ) -> list[int]:
+        transport, numel = self._transport, len(local)
         if self._pp_rank == 0:
-            values = await self.reduce(local, transfers_in_flight=transfers_in_flight)
+            values = await self.reduce(local, op=op, purpose=purpose, transfers_in_flight=transfers_in_flight)
         else:
-            numel = len(local.vector())
-            values = await transport.receive_previous(numel=numel, purpose=PURPOSE, channel=CHANNEL)
-        await transport.send_next(values, numel=len(values), purpose=PURPOSE, channel=CHANNEL)
-        return Counts(*values)
+            values = await transport.receive_previous(numel=numel, purpose=purpose, channel=CHANNEL)
+        await transport.send_next(values, numel=numel, purpose=purpose, channel=CHANNEL)
+        return values
 
-    async def reduce(self, local: Counts, *, transfers_in_flight: int) -> list[int]:
-        """Stage 0's part: the minimum over its context ranks, then over its tensor ranks."""
+    async def reduce(
+        self, local: Sequence[int], *, op: Literal["min", "max"], purpose: str, transfers_in_flight: int
+    ) -> list[int]:
+        """Stage 0's part: over its context ranks, then over its tensor ranks."""
         transport = self._transport
-        values = local.vector()
-        values = await transport.all_reduce("cp", values, op="min", purpose=PURPOSE, channel=CHANNEL)
-        return await transport.all_reduce("tp", values, op="min", purpose=PURPOSE, channel=CHANNEL)
+        values = await transport.all_reduce("cp", local, op=op, purpose=purpose, channel=CHANNEL)
+        return await transport.all_reduce("tp", values, op=op, purpose=purpose, channel=CHANNEL)
+
+
+async def vote(transport: Transport, is_ready: bool, *, purpose: str, channel: str) -> bool:
+    """Is every rank of the replica ready? Over all three axes; every rank takes part whatever it says."""
+    values = [int(is_ready)]
+    for axis in ("cp", "tp", "pp"):
+        values = await transport.all_reduce(axis, values, op="min", purpose=purpose, channel=channel)
+    return values == [1]
 
 
 class Reservations(Protocol):
     """What a rank does when its own host memory could not give the slots of a backup."""
 
-    def stands(self, slots: list[Slot] | None) -> bool:
+    def stands(self, slots: HostSlots | None) -> bool:
         """Is the backup queued?"""
         ...
 
@@ -91,7 +86,7 @@ class ReserveThenVote:
     on one rank only is a fact that the others must hear before anything is copied.
     """
 
-    def stands(self, slots: list[Slot] | None) -> bool:
+    def stands(self, slots: HostSlots | None) -> bool:
         return True
 
     def ballot(self, reserved: Sequence[bool]) -> int:

@@ -8,8 +8,10 @@ is equal on every rank of a replica.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from hicache.core import Slot
+from hicache.ports import Memory
 
 
 class SlotMemory:
@@ -90,3 +92,32 @@ class Room:
         if self.page_count:
             self.pages_free += page_count
             assert self.pages_free <= self.page_count, f"{self.pages_free} free of {self.page_count}"
+
+    def resize(self, page_count: int) -> None:
+        """The agreed capacity, before anything has been taken."""
+        assert self.pages_free == self.page_count, f"{self.page_count - self.pages_free} pages are taken"
+        self.page_count = self.pages_free = page_count
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """The memories of one rank and the agreed counts over them. Without a host tier `host` is None.
+
+    Attributes:
+        states, states_room: host slots of the recurrent states, one a node; None without that pool.
+    """
+
+    device: Memory
+    device_room: Room
+    host: Memory | None
+    host_room: Room
+    states: Memory | None = None
+    states_room: Room = field(default_factory=lambda: Room(0))
+
+
+@dataclass(frozen=True, slots=True)
+class HostSlots:
+    """Host slots for the pages of one node or one prefetch, and for its state where it has one."""
+
+    pages: list[Slot]
+    states: list[Slot]

@@ -1,120 +1,22 @@
-"""The cache piece by piece: a literal tree, memories of known size, copies that finish when told to."""
+"""The cache piece by piece: what is queued, copied, acknowledged, evicted and given back."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any
-
 import pytest
 
-from hicache.control import locks
-from hicache.control.agreement import Counts, ReserveThenVote
-from hicache.control.cache import Cache, Tiers
-from hicache.control.event_round import EventRound
-from hicache.control.keys import chain_digests, pack
-from hicache.control.node import Node
-from hicache.control.pools import Room, SlotMemory
-from hicache.control.tree import Tree
-from hicache.core import Slot, Transfer
+from hicache.control import keys, locks
+from hicache.control.keys import pack
+from hicache.core import SIDE_POOLS
 from hicache.errors import AckError, PoolError
-from hicache.probes import Probes
-from tests.support.runs import of_kind, records
-from tracer.sinks import MemorySink
-from tracer.tracer import Tracer
-
-PAGE_BYTES = 16
-
-
-class ToldEngine:
-    """Copies are done when their op is in `done`."""
-
-    def __init__(self) -> None:
-        self.done: set[int] = set()
-        self.polled: list[int] = []
-
-    def submit(self, transfer: Transfer) -> None:
-        pass
-
-    def ready(self, transfer: Transfer) -> bool:
-        self.polled.append(transfer.op)
-        transfer.is_done = transfer.op in self.done
-        return transfer.is_done
-
-    async def wait(self, transfer: Transfer) -> None:
-        assert self.ready(transfer), f"op {transfer.op} is waited for and never done"
-
-
-class Moody(SlotMemory):
-    """Memory that fails as often as told, then works."""
-
-    failures = 0
-
-    def alloc(self, page_count: int) -> list[Slot] | None:
-        if self.failures:
-            self.failures -= 1
-            return None
-        return super().alloc(page_count)
-
-
-class Bench:
-    """A cache on a bench, with everything it has written."""
-
-    def __init__(self, *, device_pages: int = 20, host_pages: int = 20) -> None:
-        self.sink = MemorySink()
-        self.tracer = Tracer(self.sink, {}, lambda: 0)
-        self.engine = ToldEngine()
-        self.device, self.host = Moody(device_pages), Moody(host_pages)
-        tiers = Tiers(self.device, Room(device_pages), self.host, Room(host_pages))
-        self.cache = Cache(Tree(PAGE_BYTES), tiers, self.engine, Probes(self.tracer), ReserveThenVote())
-
-    def add(self, *pages: int) -> Node:
-        """Insert a prompt of these pages; backups are queued as the tree asks for them."""
-        tokens = b"".join(pack([page] * 4) for page in pages)
-        digests = chain_digests(tokens, first_page=0, page_size_bytes=PAGE_BYTES, previous=b"", key=b"k")
-        slots = self.cache.alloc_device(len(pages))
-        done = self.cache.insert(tokens, slots, digests, owned_pages=0, counted_pages=0)
-        self.cache.apply(done.actions)
-        return done.node
-
-    def write_all(self) -> None:
-        run(self.cache.start_writing(len(self.cache.write_queue)))
-
-    def acknowledge_all(self) -> None:
-        self.engine.done.update(moving.transfer.op for moving in self.cache.writes)
-        run(self.cache.apply_writes(len(self.cache.writes)))
-
-    def written(self, kind: str) -> list[dict[str, Any]]:
-        return of_kind(records([*self.sink.lines, b'{"kind":"trailer"}']), kind)
-
-
-def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine that never really waits."""
-    with pytest.raises(StopIteration) as stop:
-        coroutine.send(None)
-    return stop.value.value
-
-
-def finish(coroutine: Coroutine[Any, Any, Any]) -> None:
-    """Resume a coroutine until it ends, whatever it waits for."""
-    while True:
-        coroutine.send(None)
-
-
-def on_host(bench: Bench, *pages: int) -> Node:
-    """A node that only the host holds."""
-    node = bench.add(*pages)
-    bench.write_all()
-    bench.acknowledge_all()
-    bench.cache.free_device(bench.cache.tree.clear_device(node))
-    return node
+from tests.support.bench import Bench, EagerEngine, finish, run
 
 
 def test_an_insert_queues_a_backup_and_locks_its_node_until_the_ack() -> None:
     bench = Bench()
     node = bench.add(1, 2)
-    assert (node.lock_count, node.write_pending, len(node.host or [])) == (1, True, 2)
+    assert (node.lock_count, node.write_pending, node.host) == (1, True, None)
     bench.write_all()
-    assert node.lock_count == 1, "the copy still reads it"
+    assert (node.lock_count, node.write_pending, len(node.host or [])) == (1, True, 2), "published, not done"
     bench.acknowledge_all()
     assert (node.lock_count, node.write_pending, len(node.host or [])) == (0, False, 2)
 
@@ -126,6 +28,16 @@ def test_a_merged_copy_has_one_ack_for_all_its_nodes() -> None:
     (moving,) = bench.cache.writes
     assert moving.nodes == [first, second]
     assert bench.written("transfer_enqueue")[0]["nodes"] == [first.id, second.id]
+
+
+def test_an_ack_says_which_locks_are_left_on_its_nodes() -> None:
+    bench = Bench()
+    node = bench.add(1)
+    running = bench.cache.lock(node)
+    bench.write_all()
+    bench.acknowledge_all()
+    assert bench.written("transfer_ack")[0]["locks"] == [1]
+    bench.cache.unlock(running)
 
 
 def test_only_leading_finished_copies_count() -> None:
@@ -154,12 +66,44 @@ def test_a_chain_stops_at_the_first_node_without_room_and_goes_on_next_time() ->
     a = bench.add(1)
     b = bench.add(1, 2)
     c = bench.add(1, 2, 3)
-    assert [node.host is not None for node in (a, b, c)] == [True, True, False]
+    assert [node.write_pending for node in (a, b, c)] == [True, True, False]
     assert [row["tokens"] for row in bench.written("write_backup")] == [4, 4, 0]
     bench.write_all()
     bench.acknowledge_all()
     bench.add(1, 2, 3)
     assert [row["node"] for row in bench.written("write_backup")][-1] == c.id
+
+
+def test_d5_a_chain_is_copied_root_first_under_one_ack() -> None:
+    """Appendix D.5: root -> A (128 tokens) -> B (64), neither backed up; C is new below B; room for A and B.
+
+    Pages of 4 tokens, 32 for A and 16 for B; the request has inserted A and B before, and counts C alone.
+    """
+    bench = Bench(device_pages=100, host_pages=48)
+    bench.tree.backup_threshold = 0
+    a_pages, b_pages = [1] * 32, [2] * 16
+    a = bench.add(*a_pages)
+    b = bench.add(*a_pages, *b_pages)
+    a.hit_count = b.hit_count = 0
+    bench.tree.backup_threshold = 1
+    active = bench.request(*a_pages, *b_pages, 3)
+    bench.cache.name_answer(active)
+    active.lock = bench.cache.lock(b)
+    active.slots = [*bench.tree.device_slots(b), *run(bench.cache.alloc_device(1, "test"))]
+    active.owned_pages = active.inserted_pages = 48
+    c = bench.cache.insert(active, 49).node
+    assert (a.hit_count, b.hit_count, c.hit_count) == (0, 0, 1)
+    decided = [(row["node"], row["tokens"]) for row in bench.written("write_backup")]
+    assert decided == [(a.id, 128), (b.id, 64), (c.id, 0)]
+    bench.write_all()
+    (moving,) = bench.cache.writes
+    assert moving.nodes == [a, b]
+    bench.acknowledge_all()
+    room = bench.tiers.host_room
+    room.page_count, room.pages_free = 49, 1
+    again = bench.add(*a_pages, *b_pages, 3)
+    assert again is c
+    assert bench.written("write_backup")[-1] == {**bench.written("write_backup")[-1], "node": c.id, "tokens": 4}
 
 
 def test_what_does_not_stand_everywhere_is_cancelled_children_first() -> None:
@@ -171,14 +115,13 @@ def test_what_does_not_stand_everywhere_is_cancelled_children_first() -> None:
     for node in (parent, child):
         assert (node.host, node.write_pending, node.lock_count) == (None, False, 0)
     assert bench.host.pages_used == 0
-    assert bench.cache.tiers.host_room.pages_free == 20
+    assert bench.tiers.host_room.pages_free == 20
 
 
 def test_a_split_of_a_queued_backup_copies_both_halves_under_one_lock() -> None:
     bench = Bench()
     node = bench.add(1, 2, 3)
-    match = bench.cache.match(pack([1] * 4), 1)
-    front = match.node
+    front = bench.find(1).node
     bench.write_all()
     (moving,) = bench.cache.writes
     assert moving.nodes == [front, node]
@@ -188,13 +131,22 @@ def test_a_split_of_a_queued_backup_copies_both_halves_under_one_lock() -> None:
     assert (front.lock_count, node.lock_count, front.write_pending) == (0, 0, False)
 
 
+def test_a_split_of_a_copy_in_flight_is_acknowledged_as_two_nodes() -> None:
+    bench = Bench()
+    node = bench.add(1, 2, 3)
+    bench.write_all()
+    front = bench.find(1).node
+    bench.acknowledge_all()
+    assert bench.written("transfer_ack")[0]["nodes"] == [front.id, node.id]
+    assert not front.write_pending and not node.write_pending
+
+
 def test_a_later_stage_gives_each_half_its_own_late_slots() -> None:
     """Stage 0 has agreed; here the reservation had failed, and the node was split since."""
     bench = Bench()
     bench.host.failures = 1
     node = bench.add(1, 2, 3)
-    assert node.host == []
-    front = bench.cache.match(pack([1] * 4), 1).node
+    front = bench.find(1).node
     bench.write_all()
     assert (len(front.host or []), len(node.host or [])) == (1, 2)
     assert set(front.host or []).isdisjoint(node.host or [])
@@ -212,7 +164,7 @@ def test_device_memory_smaller_than_agreed_is_an_error() -> None:
     bench = Bench()
     bench.device.failures = 1
     with pytest.raises(PoolError, match="3 pages were agreed on"):
-        bench.cache.alloc_device(3)
+        run(bench.cache.alloc_device(3, "test"))
 
 
 def test_an_eviction_stops_when_exactly_enough_is_free() -> None:
@@ -220,16 +172,16 @@ def test_an_eviction_stops_when_exactly_enough_is_free() -> None:
     old, new = bench.add(1, 2), bench.add(3, 4)
     bench.write_all()
     bench.acknowledge_all()
-    bench.cache.evict(2)
+    run(bench.cache.evict(2))
     assert (old.device, len(new.device or [])) == (None, 2)
     (row,) = bench.written("evict")
-    assert (row["pages_freed"], row["nodes"]) == (2, [old.id])
+    assert (row["pages_freed"], row["nodes"], row["drop_reason"]) == (2, [old.id], "")
 
 
 def test_a_host_eviction_stops_when_exactly_enough_is_free() -> None:
-    bench = Bench()
-    old, new = on_host(bench, 1, 2), on_host(bench, 3, 4)
-    bench.cache.evict_host(2)
+    bench = Bench(host_pages=4)
+    old, new = bench.on_host(1, 2), bench.on_host(3, 4)
+    assert bench.cache.host is not None and bench.cache.host.make_room(2)
     assert (old.is_alive, new.is_alive) == (False, True)
     (row,) = bench.written("evict_host")
     assert (row["pages_freed"], row["nodes"]) == (2, [old.id])
@@ -240,68 +192,171 @@ def test_a_leaf_that_the_host_holds_is_demoted_and_another_is_dropped() -> None:
     kept, lost = bench.add(1, 2), bench.add(3)
     bench.write_all()
     bench.acknowledge_all()
-    bench.cache.evict(3)
+    run(bench.cache.evict(3))
     assert (kept.is_alive, lost.is_alive) == (True, False)
     (row,) = bench.written("evict")
     assert row["demoted_digests"] == kept.digests.hex()
     assert row["dropped_digests"] == lost.digests.hex()
+    assert row["drop_reason"] == "write_through_unbacked_eviction"
 
 
 def test_unlocking_a_node_that_only_the_host_holds_makes_it_evictable_there() -> None:
     bench = Bench()
-    node = on_host(bench, 1)
-    tree = bench.cache.tree
-    assert tree.host_leaves.pop() is node
-    locks.lock(tree, node)
-    assert tree.host_leaves.pop() is None
-    locks.unlock(tree, node)
-    assert tree.host_leaves.pop() is node
+    node = bench.on_host(1)
+    assert bench.tree.host_leaves.pop() is node
+    lock = bench.cache.lock(node)
+    assert bench.tree.host_leaves.pop() is None
+    bench.cache.unlock(lock)
+    assert bench.tree.host_leaves.pop() is node
 
 
-def test_a_node_that_had_left_the_device_is_not_counted_as_hit_when_it_is_computed_again() -> None:
-    bench = Bench()
-    node = on_host(bench, 1)
-    before = node.hit_count
-    bench.add(1)
-    assert (node.hit_count, node.device is not None) == (before, True)
+# write_back
 
 
-class ToldAgreement:
-    def __init__(self, agreed: Counts, calls: list[str]) -> None:
-        self.agreed = agreed
-        self.calls = calls
-
-    async def agree(self, local: Counts, *, transfers_in_flight: int) -> Counts:
-        self.calls.append("agree")
-        return self.agreed
-
-
-class CallsOnly:
-    """A transport that writes down what it was asked."""
-
-    def __init__(self, calls: list[str]) -> None:
-        self.calls = calls
-
-    async def drain_sends(self, channel: str) -> None:
-        self.calls.append(f"drain {channel}")
+def test_under_write_back_an_insert_copies_nothing_and_an_eviction_waits_for_its_copy() -> None:
+    bench = Bench(write_policy="write_back", engine=EagerEngine())
+    node = bench.add(1, 2)
+    assert bench.written("write_backup") == []
+    run(bench.cache.evict(2))
+    assert (node.device, len(node.host or []), node.is_alive) == (None, 2, True)
+    kinds = [row["kind"] for row in bench.rows]
+    assert kinds[kinds.index("write_backup") :] == ["write_backup", "transfer_enqueue", "transfer_ack", "evict"]
+    assert bench.written("write_backup")[0]["reason"] == "eviction"
 
 
-def test_a_round_waits_for_the_last_ones_sends_then_agrees_copies_and_applies() -> None:
-    bench = Bench()
-    bench.add(1)
+def test_under_write_back_a_victim_for_which_the_host_has_no_room_is_lost() -> None:
+    bench = Bench(write_policy="write_back", engine=EagerEngine(), device_pages=8, host_pages=1)
+    kept = bench.add(1)
+    run(bench.cache.evict(1))
+    held = locks.lock_host(bench.tree, kept)
+    lost = bench.add(2)
+    run(bench.cache.evict(1))
+    assert (kept.is_alive, lost.is_alive) == (True, False)
+    assert bench.written("evict")[-1]["drop_reason"] == "host_pressure"
+    assert (bench.host.pages_used, bench.device.pages_used, bench.tree.host_pages) == (1, 0, 1)
+    locks.unlock_host(bench.tree, held)
+
+
+def test_under_write_back_a_leaf_with_something_locked_below_it_stays_on_the_device() -> None:
+    bench = Bench(write_policy="write_back", engine=EagerEngine(), device_pages=8, host_pages=1)
+    parent = bench.add(1)
+    child = bench.add(1, 2)
+    run(bench.cache.evict(1))
+    held = locks.lock_host(bench.tree, child)
+    run(bench.cache.evict(1))
+    assert parent.is_alive and parent.device is not None
+    locks.unlock_host(bench.tree, held)
+    assert bench.tree.device_leaves.pop() is parent, "it is in line again"
+
+
+def test_under_write_back_the_host_gives_up_copies_of_what_the_device_has_before_anything_else() -> None:
+    bench = Bench(write_policy="write_back", engine=EagerEngine(), device_pages=8, host_pages=2)
+    first, second = bench.add(1), bench.add(2)
+    run(bench.cache.evict(2))
+    match = bench.find(1)
+    bench.engine.done = set(range(10))
+    lock = bench.cache.lock(match.node)
+    run(bench.cache.load_back(match))
+    bench.cache.start_loading()
+    run(bench.cache.apply_loads(1))
+    assert first.device is not None and first.host is not None
+    bench.add(3)
+    run(bench.cache.evict(1))
+    bench.cache.unlock(lock)
+    (row,) = bench.written("reclaim")
+    assert (row["node"], row["pages"]) == (first.id, 1)
+    assert second.host is not None, "what only the host has stays"
+
+
+# Recurrent states
+
+
+def test_a_backup_takes_a_state_slot_and_both_or_neither() -> None:
+    bench = Bench(pools=[SIDE_POOLS["mamba"]], state_slots=1)
+    first = bench.add(1)
+    second = bench.add(2)
+    assert [row["tokens"] for row in bench.written("write_backup")] == [4, 0], "no state slot for the second"
     bench.write_all()
-    bench.engine.done = {1}
-    bench.add(2)
-    calls: list[str] = []
-    event_round = EventRound(
-        bench.cache,
-        CallsOnly(calls),  # type: ignore[arg-type]
-        ToldAgreement(Counts(writes=1, loads=0, backups=1), calls),
-        bench.cache.probes,
-        is_decider=True,
-    )
-    assert run(event_round.run()) is True
-    assert calls == ["drain events", "agree"]
-    kinds = [row["kind"] for row in records([*bench.sink.lines, b'{"kind":"trailer"}'])]
-    at_call = kinds.index("event_round")
-    assert kinds[at_call:] == ["event_round", "event_round", "transfer_enqueue", "transfer_ack"]
+    bench.acknowledge_all()
+    assert (first.host_state is not None, second.host) == (True, None)
+    assert (bench.host.pages_used, bench.states.pages_used) == (1, 1)
+
+
+def test_a_failing_state_pool_rolls_back_the_pages() -> None:
+    bench = Bench(pools=[SIDE_POOLS["mamba"]], state_slots=4)
+    bench.states.failures = 1
+    bench.add(1)
+    assert bench.cache.backups_ballot() == 0
+    assert bench.host.pages_used == 0
+    run(bench.cache.start_writing(0))
+    assert (bench.tiers.host_room.pages_free, bench.tiers.states_room.pages_free) == (20, 4)
+
+
+def test_the_state_of_a_split_node_stays_at_its_end() -> None:
+    bench = Bench(pools=[SIDE_POOLS["mamba"]], state_slots=4)
+    node = bench.add(1, 2)
+    match = bench.cache.match(bench.request(1, 9), 2, "admit")
+    assert (match.kv_pages, match.device_pages) == (1, 0), "KV for one page, and no state at its end"
+    bench.write_all()
+    bench.acknowledge_all()
+    assert node.host_state is not None and node.parent is not None and node.parent.host_state is None
+
+
+# Load back
+
+
+def test_a_load_back_publishes_its_device_pages_at_once_and_holds_both_tiers_until_the_ack() -> None:
+    bench = Bench()
+    node = bench.on_host(1, 2)
+    match = bench.find(1, 2)
+    lock = bench.cache.lock(match.node)
+    run(bench.cache.load_back(match))
+    assert (len(node.device or []), node.host_lock_count, node.lock_count) == (2, 1, 2)
+    bench.cache.start_loading()
+    bench.engine.done = {1, 2}
+    run(bench.cache.apply_loads(1))
+    assert (node.host_lock_count, node.lock_count) == (0, 1)
+    bench.cache.unlock(lock)
+
+
+@pytest.mark.parametrize(
+    ("pages", "quota", "size"),
+    [(2, None, (0, "too_short")), (3, None, (3, "")), (3, 2, (0, "quota")), (3, 3, (3, ""))],
+)
+def test_a_load_back_is_declined_when_it_is_short_or_over_its_quota(
+    pages: int, quota: int | None, size: tuple[int, str]
+) -> None:
+    """The least is 10 tokens: 3 pages of 4."""
+    bench = Bench()
+    bench.on_host(*range(pages))
+    assert bench.cache.load_back_size(bench.find(*range(pages)), quota) == size
+
+
+def test_flush_forgets_both_tiers_and_balances_the_books() -> None:
+    bench = Bench()
+    bench.on_host(1, 2)
+    bench.add(3)
+    bench.write_all()
+    bench.acknowledge_all()
+    bench.cache.flush()
+    assert (bench.device.pages_used, bench.host.pages_used) == (0, 0)
+    assert (bench.tree.evictable_pages, bench.tree.host_pages) == (0, 0)
+    assert bench.tree.match(pack([3] * 4), 1).device_pages == 0
+
+
+def test_a_prefix_that_the_tree_has_is_not_digested_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    bench.add(1, 2, 3)
+    digested: list[int] = []
+    original = keys.chain_digests
+
+    def counting(tokens: bytes, *, first_page: int, **rest: object) -> bytes:
+        digested.append(first_page)
+        return original(tokens, first_page=first_page, **rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(keys, "chain_digests", counting)
+    active = bench.request(1, 2, 3, 4)
+    bench.cache.match(active, 4, "admit")
+    bench.cache.match(active, 4, "admit")
+    assert digested == [3]
+    assert len(active.digests) == 4 * 8
