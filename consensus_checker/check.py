@@ -15,10 +15,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from consensus_checker import ending
+from consensus_checker import deaths, ending
 from consensus_checker.divergence import CONFIG, Divergence, divergence, in_causal_order
+from consensus_checker.evidence import silent_lines
 from consensus_checker.finding import Evidence, Finding, FirstDivergence
 from consensus_checker.history import History, Lane, Run, Source
+from consensus_checker.notes import anomaly, with_own_crash
 from consensus_checker.rules.agreement import Comparison, compare
 from consensus_checker.stall import Stall, find_stall
 from consensus_checker.verdict import COVERAGE, Coverage, Verdict
@@ -64,10 +66,11 @@ def _findings(history: History, divergences: Sequence[Divergence]) -> list[Findi
     """All findings, the earliest in causal order first."""
     findings = [found.finding for found in divergences]
     outcomes = {lane.outcome for lane in history.lanes}
-    if outcomes & {"hung", "crashed"}:
+    # Where all others were stopped, a log without an end may be that of a dead process.
+    if outcomes & {"hung", "crashed"} or outcomes >= {None, "stopped"}:
         findings = _with_ending(history, divergences, find_stall(history), is_hung="hung" in outcomes)
     for notes in _anomalies(history):
-        finding = ending.anomaly(notes)
+        finding, findings = with_own_crash(anomaly(notes), findings)
         first = divergences[0] if divergences else None
         if first is None or any(_is_before(lane, note, first) for lane, note in notes):
             findings.insert(0, finding)
@@ -81,12 +84,13 @@ def _findings(history: History, divergences: Sequence[Divergence]) -> list[Findi
 def _with_ending(
     history: History, divergences: Sequence[Divergence], stall: Stall, *, is_hung: bool
 ) -> list[Finding]:
-    """The divergences, each with the stall or crash that it led to, and whatever has nothing to do with them.
+    """The divergences, each with the stall, crash or death that it led to, and what is not of their making.
 
     What a replica does that shares no wait with a divergence is not that divergence's consequence.
     """
     findings: list[Finding] = []
-    died = ending.crashed(history, stall)
+    # A rank that lost a peer may end by an error, so whoever is dead goes first.
+    died = deaths.dead(history, stall) or deaths.crashed(history, stall)
     rest = stall
     is_told = died is None
     hung = {lane.rank for lane in history.lanes if lane.outcome == "hung"}
@@ -96,7 +100,7 @@ def _with_ending(
         if is_hung and (own.waits or (not stall.waits and hung & set(found.scope.ranks))):
             finding = ending.with_consequence(history, found, own)
         elif not is_told and died is not None and _is_within(died, found, own):
-            finding = ending.with_crash(finding, died)
+            finding = deaths.with_crash(finding, died)
             is_told = True
         findings.append(finding)
         if is_hung:
@@ -106,8 +110,8 @@ def _with_ending(
     if died is not None and not is_told:
         findings.append(died)
     if died is not None:
-        # A rank that crashed is missed by the others: their stall is the crash's consequence.
-        _, rest = rest.split(died.victims or died.unknown)
+        # A rank that has ended is missed by the others: their stall is the consequence.
+        _, rest = rest.split((*died.culprit, *died.victims) or died.unknown)
     if is_hung and (rest.waits or not (findings or stall.waits)):
         findings += ending.mismatches(rest) or [ending.stalled(history, rest)]
     return findings
@@ -116,7 +120,7 @@ def _with_ending(
 def _is_within(died: Finding, found: Divergence, own: Stall) -> bool:
     """Whether a crash is on ranks of the divergence, or on ones that wait with them."""
     reached = {*found.scope.ranks, *(rank for wait in own.waits for rank in wait.parties)}
-    return bool(reached & {*died.victims, *died.unknown})
+    return bool(reached & {*died.culprit, *died.victims, *died.unknown})
 
 
 def _configured(history: History) -> Finding:
@@ -175,7 +179,21 @@ def _coverage(
         other_runs=tuple(sorted(others)),
         doubts=history.doubts,
         dropped_kinds=dropped,
+        dropped_up_to=_dropped_up_to(history),
+        compared_from={
+            f"{comparison.scope.name} {comparison.lane}": comparison.start
+            for comparison in comparisons
+            if comparison.start
+        },
     )
+
+
+def _dropped_up_to(history: History) -> dict[int, dict[str, int]]:
+    found: dict[int, dict[str, int]] = {}
+    for lane in history.lanes:
+        if lane.source.last_dropped_seq:
+            found.setdefault(lane.rank, {})[lane.name] = lane.source.last_dropped_seq
+    return found
 
 
 def _decisions_compared(history: History, comparisons: Sequence[Comparison]) -> float | None:
@@ -203,10 +221,11 @@ def _no_finding(history: History, coverage: Coverage, comparisons: Sequence[Comp
     if not coverage.compared_calls:
         return Finding("nothing_compared", 4, COVERAGE, _why_nothing(history, coverage), "undetermined")
     lacking = _lacking(history, coverage, comparisons)
+    if coverage.dropped_up_to:
+        compared += f", of {ranks_text(sorted(coverage.dropped_up_to))} only what a ring has kept"
     if not lacking:
-        return Finding(
-            "consistent", 0, COVERAGE, f"no rank diverged: {compared}", "high", ("all logs complete",)
-        )
+        basis = "all logs complete" if not coverage.dropped_up_to else "all logs complete at their end"
+        return Finding("consistent", 0, COVERAGE, f"no rank diverged: {compared}", "high", (basis,))
     return Finding(
         "incomplete",
         4,
@@ -214,7 +233,7 @@ def _no_finding(history: History, coverage: Coverage, comparisons: Sequence[Comp
         f"equal as far as the logs go ({compared}); {' and '.join(lacking)}",
         "undetermined",
         silent=coverage.missing,
-        evidence=ending.silent_evidence(coverage.missing),
+        evidence=silent_lines(coverage.missing),
     )
 
 
@@ -233,9 +252,11 @@ def _lacking(history: History, coverage: Coverage, comparisons: Sequence[Compari
         lacking.append(f"{ranks_text(coverage.missing)} left no log of this run")
     if coverage.truncated:
         lacking.append(f"the log of {ranks_text(coverage.truncated)} was cut")
-    stopped = sorted({lane.rank for lane in history.lanes if lane.outcome == "stopped"})
+    stopped = sorted({lane.rank for lane in history.lanes if lane.outcome == "stopped" and not lane.is_done})
     if stopped:
         lacking.append(f"{ranks_text(stopped)} stopped before the end")
+    if unaligned := sorted({rank for comparison in comparisons for rank in comparison.unaligned}):
+        lacking.append(f"the oldest records of {ranks_text(unaligned)} are gone, and nobody has counted them")
     lacking += coverage.doubts
     lacking += [f"{ranks_text(ranks)} dropped {kind}" for kind, ranks in coverage.dropped_kinds.items()]
     partnered = frozenset[int]().union(*(comparison.partnered for comparison in comparisons))
@@ -244,7 +265,7 @@ def _lacking(history: History, coverage: Coverage, comparisons: Sequence[Compari
     fraction = coverage.decisions_compared_fraction
     if fraction is not None and fraction < COMPARED_MIN and not lacking:
         lacking.append(f"only {fraction:.0%} of the decisions were compared")
-    if not lacking and any(lane.outcome != "completed" for lane in history.lanes):
+    if not lacking and not all(lane.is_done for lane in history.lanes):
         lacking.append("not every log was completed")
     return lacking
 
@@ -255,6 +276,9 @@ def _next(finding: Finding, history: History, path: str) -> tuple[tuple[str, str
     step = first.step if first else finding.victim.step if finding.victim else None
     if step is None:
         return (hits,)
+    if first is None and len(history.lane_names) > 1:
+        lanes = f"hicache query {path} --name lanes_at"
+        return ((lanes, "what every lane of every rank was at when its log ended"), hits)
     if first is not None and (sql := _fact_sql(first, finding, history)) is not None:
         return ((f'hicache query {path} "{sql}"', "the call on every rank, with the fact beside it"), hits)
     where = f"step BETWEEN {max(0, step - 1)} AND {step + 1}"

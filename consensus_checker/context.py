@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from consensus_checker.history import History, Lane, Scope, is_lockstep
-from consensus_checker.rules.agreement import Key
+from consensus_checker.rules.agreement import Key, common_start
 from tracer.record import Record
 
 # Lockstep records kept before and after the place.
@@ -53,12 +53,13 @@ def compared_fields(record: Record, scope: Scope) -> dict[str, Any]:
 
 
 def look(history: History, scope: Scope, lane_name: str, index: int) -> dict[int, Stand]:
-    """Every rank of the scope that has the lane, at `index`."""
+    """Every rank of the scope that has the lane, at `index`; not those that can't be aligned."""
     decisions = {kind.name for kind in history.kinds.values() if kind.role == "decision"}
     return {
-        rank: _stand(lane, scope, index, decisions)
+        rank: _stand(lane, scope, index - begin, decisions)
         for rank in scope.ranks
         if (lane := history.lane(rank, lane_name)) is not None
+        and (begin := lane.begin(scope.fields)) is not None
     }
 
 
@@ -67,16 +68,22 @@ def agreed_rows(
 ) -> Iterator[list[Record]]:
     """The rows before `index` whose record is of one of `kinds`: one record a rank."""
     lanes = [lane for rank in ranks if (lane := history.lane(rank, lane_name)) is not None]
-    streams = [_numbered(lane, scope, index, kinds) for lane in lanes]
+    start = common_start(lanes, scope)
+    streams = [
+        _numbered(lane, scope, (start - begin, index - begin), kinds)
+        for lane in lanes
+        if (begin := lane.begin(scope.fields)) is not None
+    ]
     for row in zip(*streams, strict=False):
         yield list(row)
 
 
-def _numbered(lane: Lane, scope: Scope, index: int, kinds: frozenset[str]) -> Iterator[Record]:
-    """A lane's lockstep records of some kinds before `index`.
+def _numbered(lane: Lane, scope: Scope, span: tuple[int, int], kinds: frozenset[str]) -> Iterator[Record]:
+    """A lane's lockstep records of some kinds inside `span`, counted from its first record.
 
     Before the first difference the n-th such record of one rank is the n-th of every other.
     """
+    start, index = span
     position = 0
     for record in lane.records():
         if not is_lockstep(record, scope):
@@ -84,7 +91,7 @@ def _numbered(lane: Lane, scope: Scope, index: int, kinds: frozenset[str]) -> It
         if position == index:
             return
         position += 1
-        if record["kind"] in kinds:
+        if position > start and record["kind"] in kinds:
             yield record
 
 

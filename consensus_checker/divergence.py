@@ -23,7 +23,7 @@ from consensus_checker.rules.agreement import Comparison, Key, Vote, exact, vote
 from consensus_checker.rules.alignment import classify
 from consensus_checker.trigger import Suspect, suspects
 from consensus_checker.words import call_text, ranks_text, value_text
-from tracer.record import Record
+from tracer.record import MAIN_LANE, Record
 
 RULE = "agreement"
 CONFIG = "config_differs"
@@ -40,12 +40,15 @@ class Divergence:
     finding: Finding
     scope: Scope
     lane: str
-    # rank -> step, seq of the record that differs
+    # rank -> step, seq of the record that differs, and the rank's clock there
     at: Mapping[int, tuple[int, int]]
+    times: Mapping[int, int]
 
     @property
-    def order(self) -> tuple[int, int]:
-        return min(self.at.values())
+    def order(self) -> tuple[int, bool, int]:
+        """The smallest step; in one step, the lane that decides goes before those that work for it."""
+        step, seq = min(self.at.values())
+        return step, self.lane != MAIN_LANE, seq
 
 
 def divergence(history: History, comparison: Comparison) -> Divergence:
@@ -73,6 +76,10 @@ def divergence(history: History, comparison: Comparison) -> Divergence:
     trigger = found[0].trigger if found else None
     kind, call = _call(kind, stands, ballot.majority[0], aside[0])
     level, reason = _confidence(history, ballot, found, told, is_split=is_split)
+    if comparison.index == comparison.start > 0:
+        # They may have come apart earlier, in what the ring no longer has.
+        level = _at_most(level, "medium")
+        reason = (*reason, "the records before it are gone")
     first = _first_divergence(comparison, stands, ballot, aside, kind, call)
     summary = _summary(history, first, ballot, scope, stands)
     if contradicts and told is not None:
@@ -103,7 +110,12 @@ def divergence(history: History, comparison: Comparison) -> Divergence:
         for rank, stand in stands.items()
         if stand.record is not None
     }
-    return Divergence(finding, scope, comparison.lane, at)
+    times = {
+        rank: time
+        for rank, stand in stands.items()
+        if stand.record is not None and type(time := stand.record.get("time_ns")) is int
+    }
+    return Divergence(finding, scope, comparison.lane, at, times)
 
 
 def _aside(ballot: Vote) -> tuple[int, ...]:
@@ -149,8 +161,9 @@ def _configured(history: History, ballot: Vote) -> tuple[Alternative, ...]:
 def in_causal_order(found: Sequence[Divergence]) -> list[Divergence]:
     """Earliest first; the same record seen from two scopes counts once, where it can be decided best.
 
-    Two places in one rank's lane are ordered by that lane. Where no rank is in both, the smaller
-    step is taken to be earlier, which is the best that logs without a common clock can say.
+    Two places in one rank's lane are ordered by that lane, two lanes of one rank by the clock that they
+    share, if every rank's says the same. Where no rank is in both, the smaller step is taken to be earlier,
+    which is the best that logs without a common clock can say.
     """
 
     def compare(one: Divergence, two: Divergence) -> int:
@@ -160,6 +173,13 @@ def in_causal_order(found: Sequence[Divergence]) -> list[Divergence]:
                 return -1 if one.at[rank][1] < two.at[rank][1] else 1
         if shared:
             return 0
+        if one.lane != two.lane:
+            both = set(one.times) & set(two.times)
+            signs = {
+                (one.times[rank] > two.times[rank]) - (one.times[rank] < two.times[rank]) for rank in both
+            }
+            if len(signs) == 1 and 0 not in signs:
+                return signs.pop()
         return (one.order > two.order) - (one.order < two.order)
 
     # The stable sort leaves the widest scope with a named rank in front among equals.

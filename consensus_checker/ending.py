@@ -1,4 +1,4 @@
-"""How a run ended, as findings: a stall, a crash, a wrong page; and a stall as a divergence's end.
+"""How a hung run ended, as findings: who did not join, who meant another call; and what a divergence led to.
 
 A hung run without a divergence is judged from its frontier alone. With one, the stall is where the
 divergence showed: the victim, and how many calls later.
@@ -11,17 +11,16 @@ from dataclasses import replace
 from typing import Any
 
 from consensus_checker.divergence import Divergence
-from consensus_checker.finding import Evidence, Finding, Victim
-from consensus_checker.history import History, Lane, is_lockstep
+from consensus_checker.evidence import last_lines, waiting_lines
+from consensus_checker.finding import Finding, Victim
+from consensus_checker.history import History, is_lockstep
 from consensus_checker.stall import Stall, Wait, stands_text
 from consensus_checker.words import ranks_text
-from tracer.record import Record
 
 STALL = "stall_not_joined"
 UNFINISHED = "stall_all_joined"
 MISMATCH = "collective_mismatch"
 FROZEN = "frozen"
-CRASHED = "crashed"
 
 
 def with_consequence(history: History, found: Divergence, stall: Stall) -> Finding:
@@ -35,7 +34,13 @@ def with_consequence(history: History, found: Divergence, stall: Stall) -> Findi
     suspects = set(finding.culprit)
     own = set(found.scope.ranks)
     wait = min(
-        waits, key=lambda wait: (not suspects & set(wait.absent), not own & set(wait.ranks), wait.order)
+        waits,
+        key=lambda wait: (
+            not suspects & set(wait.absent),
+            not own & set(wait.ranks),
+            wait.lane != found.lane,
+            wait.order,
+        ),
     )
     waiting = {rank for wait in waits for rank in wait.ranks}
     victim = Victim(wait.ranks, wait.where, int(wait.first["step"]), _calls_later(history, found, wait))
@@ -50,7 +55,7 @@ def with_consequence(history: History, found: Divergence, stall: Stall) -> Findi
         victims=tuple(sorted({*finding.victims, *waiting} - {*finding.culprit, *finding.unknown})),
         victim=victim,
         consequence=("stall", 11),
-        evidence=(*finding.evidence, *_waiting(waits, "victim")),
+        evidence=(*finding.evidence, *waiting_lines(waits, "victim")),
         ruled_out=tuple(ruled_out),
     )
 
@@ -83,7 +88,7 @@ def mismatches(stall: Stall) -> list[Finding]:
                 victims=tuple(rank for rank in wait.ranks if not is_majority or rank not in odd),
                 unknown=() if is_majority else wait.ranks,
                 victim=Victim(wait.ranks, wait.where, int(wait.first["step"]), None),
-                evidence=_waiting([wait], "in the call"),
+                evidence=waiting_lines([wait], "in the call"),
             )
         )
     return findings
@@ -92,28 +97,20 @@ def mismatches(stall: Stall) -> list[Finding]:
 def stalled(history: History, stall: Stall) -> Finding:
     """A run that hung although its decisions agree as far as they go."""
     if not stall.waits:
-        return Finding(
-            "frozen",
-            15,
-            FROZEN,
-            "the run hung, and no rank is inside a collective",
-            "low",
-            ("no open meeting in any log",),
-            unknown=history.ranks,
-            evidence=_last_lines(history, history.ranks, stall, "unknown"),
-        )
+        return _frozen(history, stall)
     if not any(wait.absent for wait in stall.waits):
         return _all_joined(stall)
     wait = next(wait for wait in stall.waits if wait.absent)
     if not set(wait.absent) & history.heard:
         return _unheard(history, stall, wait)
-    absent = {rank for one in stall.waits for rank in one.absent}
-    at_root = {rank for group in stall.roots for rank in group} & absent
-    # In a circle of waits the ranks that most others stand with are not the ones that went astray.
-    crowd = max((one.ranks for one in stall.waits), key=len)
-    parties = {rank for one in stall.waits for rank in one.parties}
+    # In a circle of waits the lanes that most others stand with are not the ones that went astray.
+    crowd = max((one.waiting for one in stall.waits), key=len)
+    parties = {node for one in stall.waits for node in (*one.waiting, *one.missed)}
     is_crowd = 2 * len(crowd) > len(parties)
-    accused = (at_root - set(crowd) if is_crowd else at_root) & history.heard - history.completed
+    blamed = stall.blamed
+    at_root = {rank for rank, _lane in blamed}
+    astray = {rank for rank, _lane in (blamed - set(crowd) if is_crowd else blamed)}
+    accused = astray & history.heard - history.completed
     in_circle = any(len(group) > 1 for group in stall.roots)
     if in_circle and not is_crowd:
         return _circle(history, stall, wait, at_root)
@@ -123,16 +120,36 @@ def stalled(history: History, stall: Stall) -> Finding:
         return _nobody_left(history, stall, wait)
     culprit = tuple(sorted(accused))
     others = at_root - history.heard
+    missed = _missed(stall, culprit)
     return Finding(
         "stall",
         11,
         STALL,
-        f"{ranks_text(culprit)} did not join {_where(stall, culprit)} "
-        f"({stands_text(history, stall, culprit[0])})",
+        f"{ranks_text(culprit)} did not join {missed.where} ({stands_text(history, stall, culprit[0])})",
         "medium" if in_circle or others else "high",
         ("wait-for graph", *((f"{ranks_text(sorted(others))} left no whole log",) if others else ())),
         culprit=culprit,
-        **_sides(history, stall, wait, culprit, others),
+        **_sides(history, stall, missed, culprit, others),
+    )
+
+
+def _frozen(history: History, stall: Stall) -> Finding:
+    """Nobody waits for anybody: each rank stands alone, in a store if its log says so."""
+    stuck = stall.in_backend(history.ranks)
+    ranks = tuple(sorted({standing.rank for standing in stuck}))
+    told = "; ".join(f"{ranks_text((rank,))}: {stands_text(history, stall, rank)}" for rank in ranks[:3])
+    is_named = bool(ranks) and len(ranks) < len(history.ranks)
+    named = ranks if is_named else history.ranks
+    return Finding(
+        "frozen",
+        15,
+        FROZEN,
+        "the run hung, and no rank is inside a collective" + (f"; {told}" if told else ""),
+        "medium" if is_named else "low",
+        ("no open meeting in any log", *(("only these ask an external store",) if is_named else ())),
+        culprit=named if is_named else (),
+        unknown=() if is_named else named,
+        evidence=last_lines(history, named, stall, "culprit" if is_named else "unknown"),
     )
 
 
@@ -151,7 +168,7 @@ def _all_joined(stall: Stall) -> Finding:
             ("the logs do not say why a call ends on some members only",),
             unknown=waiting,
             victim=victim,
-            evidence=_waiting(stall.waits, "unknown"),
+            evidence=waiting_lines(stall.waits, "unknown"),
         )
     return Finding(
         "stall",
@@ -162,7 +179,7 @@ def _all_joined(stall: Stall) -> Finding:
         ("all joined with equal op, size and purpose",),
         victims=waiting,
         victim=victim,
-        evidence=_waiting(stall.waits, "victim"),
+        evidence=waiting_lines(stall.waits, "victim"),
     )
 
 
@@ -222,9 +239,11 @@ def _nobody_left(history: History, stall: Stall, wait: Wait) -> Finding:
     )
 
 
-def _where(stall: Stall, culprit: Sequence[int]) -> str:
-    """The earliest call that one of them did not join."""
-    return next(wait for wait in stall.waits if set(wait.absent) & set(culprit)).where
+def _missed(stall: Stall, culprit: Sequence[int]) -> Wait:
+    """The earliest call that one of them did not join, with the lane that is to blame if there is one."""
+    waits = [wait for wait in stall.waits if set(wait.absent) & set(culprit)]
+    blamed = {node for node in stall.blamed if node[0] in culprit}
+    return next((wait for wait in waits if blamed & set(wait.missed)), waits[0])
 
 
 def _silence(history: History, ranks: Sequence[int]) -> str:
@@ -251,86 +270,14 @@ def _sides(
         "unknown": unknown,
         "victim": Victim(wait.ranks, wait.where, int(wait.first["step"]), None),
         "evidence": (
-            *_last_lines(history, culprit, stall, "culprit"),
-            *_last_lines(history, silent, stall, "silent"),
-            *_last_lines(history, unknown, stall, "unknown"),
-            *_waiting([one for wait in waits if (one := wait.without(sorted(named))) is not None], "victim"),
+            *last_lines(history, culprit, stall, "culprit"),
+            *last_lines(history, silent, stall, "silent"),
+            *last_lines(history, unknown, stall, "unknown"),
+            *waiting_lines(
+                [one for wait in waits if (one := wait.without(sorted(named))) is not None], "victim"
+            ),
         ),
     }
-
-
-def anomaly(notes: Sequence[tuple[Lane, Record]]) -> Finding:
-    """Notes of one kind, by which ranks say themselves that something is wrong.
-
-    Such as a page with another page's bytes. Who read it is not proven to have spoiled it.
-    """
-    lane, note = notes[0]
-    ranks = tuple(sorted({lane.rank for lane, _ in notes}))
-    details = ", ".join(f"{name} {value}" for name, value in note.items() if name in ("page_index", "slot"))
-    return Finding(
-        "invariant",
-        18,
-        str(note["kind"]),
-        f"{ranks_text(ranks)} noted {note['kind']}, first rank {lane.rank} in step {note['step']}"
-        + (f": {details}" if details else ""),
-        "high",
-        ("noted by the rank itself",),
-        victims=ranks,
-        victim=Victim(ranks, str(note["kind"]), int(note["step"]), None),
-        evidence=tuple(
-            Evidence(lane.file_of(int(note["seq"])), int(note["seq"]), f"victim {lane.rank}")
-            for lane, note in sorted(notes, key=lambda entry: (entry[0].rank, entry[0].name))
-        ),
-    )
-
-
-def crashed(history: History, stall: Stall) -> Finding | None:
-    """Ranks that ended by an error of their own."""
-    ranks = tuple(sorted({lane.rank for lane in history.lanes if lane.outcome == "crashed"}))
-    if not ranks:
-        return None
-    if len(ranks) > 1 and len(ranks) == history.world_size:
-        return _all_crashed(history, stall, ranks)
-    step = _last_step(stall, ranks)
-    return Finding(
-        "invariant",
-        18,
-        CRASHED,
-        f"{ranks_text(ranks)} stopped on an error in step {step}",
-        "medium",
-        ("trailer says crashed",),
-        victims=ranks,
-        victim=Victim(ranks, f"crash, {stands_text(history, stall, ranks[0])}", step, None),
-        evidence=_last_lines(history, ranks, stall, "victim"),
-    )
-
-
-def _all_crashed(history: History, stall: Stall, ranks: tuple[int, ...]) -> Finding:
-    """Every log was closed as crashed: who raised can only be guessed from who was not in a collective."""
-    outside = tuple(rank for rank in ranks if stall.wait_of(rank) is None)
-    named = outside if len(outside) < len(ranks) else ()
-    unknown = () if named else ranks
-    text = f"{ranks_text(named)} was not in a collective" if len(named) == 1 else ""
-    text = text or (f"{ranks_text(named)} were not in a collective" if named else "none stands out")
-    seen = named or ranks
-    step = _last_step(stall, seen)
-    return Finding(
-        "invariant",
-        18,
-        CRASHED,
-        f"every rank's log says crashed, and {text}",
-        "low",
-        ("trailers say crashed on all ranks",),
-        victims=named,
-        unknown=unknown,
-        victim=Victim(seen, f"crash, {stands_text(history, stall, seen[0])}", step, None),
-        evidence=_last_lines(history, seen, stall, "victim" if named else "unknown"),
-    )
-
-
-def _last_step(stall: Stall, ranks: Sequence[int]) -> int:
-    last = [standing.last for standing in stall.standings if standing.rank in ranks and standing.last]
-    return min((int(record["step"]) for record in last), default=0)
 
 
 def _calls_later(history: History, found: Divergence, wait: Wait) -> int | None:
@@ -346,39 +293,3 @@ def _calls_later(history: History, found: Divergence, wait: Wait) -> int | None:
             if first <= record["seq"] < until and is_lockstep(record, found.scope)
         )
     return None
-
-
-def _waiting(waits: Sequence[Wait], role: str) -> tuple[Evidence, ...]:
-    entries: dict[int, Evidence] = {}
-    for wait in waits:
-        for rank in wait.ranks:
-            seq = int(wait.enters[rank]["seq"])
-            entries.setdefault(rank, Evidence(wait.lanes[rank].file_of(seq), seq, f"{role} {rank}"))
-    return tuple(entries[rank] for rank in sorted(entries))
-
-
-def _last_lines(history: History, ranks: Sequence[int], stall: Stall, role: str) -> tuple[Evidence, ...]:
-    entries = []
-    for rank in ranks:
-        standing = next((one for one in stall.standings if one.rank == rank and one.last is not None), None)
-        if standing is None or standing.last is None:
-            entries.append(Evidence(None, None, f"{role} {rank}: no log of this rank"))
-        else:
-            seq = int(standing.last["seq"])
-            entries.append(Evidence(standing.lane.file_of(seq), seq, f"{role} {rank}"))
-    return tuple(entries)
-
-
-def with_crash(finding: Finding, died: Finding) -> Finding:
-    """The divergence with the crash it led to."""
-    return replace(
-        finding,
-        victims=tuple(rank for rank in died.victims if rank not in finding.culprit),
-        victim=died.victim,
-        consequence=(died.kind, died.code),
-        evidence=(*finding.evidence, *died.evidence),
-    )
-
-
-def silent_evidence(ranks: Sequence[int]) -> tuple[Evidence, ...]:
-    return tuple(Evidence(None, None, f"silent {rank}: no log of this rank") for rank in ranks)

@@ -1,15 +1,18 @@
-"""Who waits for whom, and who is at the root of it."""
+"""Who waits for whom, and who is at the root of it. Nodes are ranks or lanes: anything ordered."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+Node = TypeVar("Node", bound=Any)
 
 
-def roots(edges: Mapping[int, Iterable[int]]) -> list[tuple[int, ...]]:
-    """Groups of ranks that wait for nobody outside themselves, in rank order.
+def roots(edges: Mapping[Node, Iterable[Node]]) -> list[tuple[Node, ...]]:
+    """Groups of those that wait for nobody outside themselves, in order.
 
-    A single rank is one that everybody else waits for, directly or not; more than one rank is a
-    circle, in which each is both cause and victim.
+    A single one is one that everybody else waits for, directly or not; more than one are a circle, in
+    which each is both cause and victim.
 
         0 -> 3,  1 -> 3,  2 -> 0        roots: (3,)
         0 -> 1,  1 -> 0,  2 -> 0        roots: (0, 1)
@@ -22,18 +25,18 @@ def roots(edges: Mapping[int, Iterable[int]]) -> list[tuple[int, ...]]:
         for target in edges.get(node, ())
         if component[target] != component[node]
     }
-    groups: dict[int, list[int]] = {}
+    groups: dict[int, list[Node]] = {}
     for node in nodes:
         groups.setdefault(component[node], []).append(node)
     return sorted(tuple(group) for name, group in groups.items() if name not in leaving)
 
 
-def _components(nodes: list[int], edges: Mapping[int, list[int]]) -> dict[int, int]:
+def _components(nodes: list[Node], edges: Mapping[Node, list[Node]]) -> dict[Node, int]:
     """Node -> number of its strongly connected component (Tarjan, without recursion)."""
-    number: dict[int, int] = {}
-    low: dict[int, int] = {}
-    component: dict[int, int] = {}
-    stack: list[int] = []
+    number: dict[Node, int] = {}
+    low: dict[Node, int] = {}
+    component: dict[Node, int] = {}
+    stack: list[Node] = []
     for start in nodes:
         if start in number:
             continue
@@ -56,7 +59,7 @@ def _components(nodes: list[int], edges: Mapping[int, list[int]]) -> dict[int, i
                 if low[node] == number[node]:
                     while True:
                         member = stack.pop()
-                        component[member] = node
+                        component[member] = number[node]
                         if member == node:
                             break
     return component

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from consensus_checker.words import ranks_text
 from tracer.places import SEGMENT
 from tracer.plausible import WORLD_SIZE_MAX
-from tracer.record import Kind
+from tracer.record import MAIN_LANE, Kind
 
 if TYPE_CHECKING:
     from consensus_checker.history import Lane, Source
@@ -82,7 +82,7 @@ def agree(lanes: Sequence[Lane]) -> Agreed:
         if name := _other_name(lane):
             doubts.append(name)
         fit.append(lane)
-    fit.sort(key=lambda lane: (lane.rank, lane.name))
+    fit.sort(key=lambda lane: (lane.rank, lane.name != MAIN_LANE, lane.name))
     if not fit:
         # Every header contradicts itself: the logs are shown, and none is believed.
         fit = [lanes[0]]

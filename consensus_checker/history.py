@@ -15,18 +15,21 @@ two scopes above are one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
 from consensus_checker import headers
-from tracer.record import Kind, Record
+from tracer.record import ENDED, IDLE, LANE_STATE, MAIN_LANE, Kind, Record
 
 
 class Source(Protocol):
-    """One lane of one rank, as `tracer.log` reads it: `torn` and `trailer` hold after a whole pass."""
+    """One lane of one rank, as `tracer.log` reads it.
+
+    `torn`, `trailer` and `is_unsealed` hold after a whole pass.
+    """
 
     @property
     def rank(self) -> int: ...
@@ -40,6 +43,12 @@ class Source(Protocol):
     def torn(self) -> str | None: ...
     @property
     def trailer(self) -> Mapping[str, Any] | None: ...
+    @property
+    def is_unsealed(self) -> bool: ...
+    @property
+    def last_dropped_seq(self) -> int: ...
+    @property
+    def counts_before(self) -> Mapping[str, int] | None: ...
     def records(self) -> Iterator[Any]: ...
     def file_of(self, seq: int) -> Path: ...
 
@@ -62,6 +71,9 @@ class MemoryLane:
     entries: Sequence[Record]
     trailer: Mapping[str, Any] | None = None
     torn: str | None = None
+    is_unsealed: bool = False
+    last_dropped_seq: int = 0
+    counts_before: Mapping[str, int] | None = field(default_factory=dict)
 
     def records(self) -> Iterator[Record]:
         return iter(self.entries)
@@ -79,6 +91,8 @@ class Lane:
     Attributes:
         notes: records that say by themselves that something is wrong.
         dropped: kinds that are missing from some point on, on this lane only.
+        state: the last record of all, where that says what the lane is at.
+        is_done: it did all its work: it was completed, or stopped when it had nothing to do.
     """
 
     def __init__(self, source: Source) -> None:
@@ -93,11 +107,13 @@ class Lane:
         self._outcome: str | None = None
         self._dropped: tuple[str, ...] = ()
         self._notes: tuple[Record, ...] = ()
+        self._state: Record | None = None
 
     def records(self) -> Iterator[Record]:
         anomalies = self._anomalies
-        looked_at = self._meetings | anomalies
+        looked_at = self._meetings | anomalies | {LANE_STATE}
         notes: list[Record] = []
+        record: Record = {}
         for record in self.source.records():
             get = record.get
             kind = get("kind")
@@ -107,18 +123,19 @@ class Lane:
                 or type(kind) is not str
                 or type(get("phase", "")) is not str
             ):
-                return self._end(None, notes)
+                return self._end(None, notes, {})
             if kind in looked_at:
                 if kind in anomalies:
                     notes.append(record)
-                elif not _is_meeting(record):
-                    return self._end(None, notes)
+                elif kind != LANE_STATE and not _is_meeting(record):
+                    return self._end(None, notes, {})
             yield record
-        self._end(None if self.source.torn else self.source.trailer, notes)
+        self._end(None if self.source.torn else self.source.trailer, notes, record)
 
-    def _end(self, trailer: Mapping[str, Any] | None, notes: list[Record]) -> None:
+    def _end(self, trailer: Mapping[str, Any] | None, notes: list[Record], last: Record) -> None:
         self._is_read = True
         self._notes = tuple(notes)
+        self._state = last if last.get("kind") == LANE_STATE else None
         outcome, dropped = (trailer or {}).get("outcome"), (trailer or {}).get("dropped") or {}
         if isinstance(outcome, str) and isinstance(dropped, Mapping):
             self._outcome = outcome
@@ -143,6 +160,33 @@ class Lane:
     def notes(self) -> tuple[Record, ...]:
         self._read()
         return self._notes
+
+    @property
+    def state(self) -> Record | None:
+        self._read()
+        return self._state
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether its last record says that it had nothing to do."""
+        return self.state is not None and self.state.get("state") in (IDLE, ENDED)
+
+    @property
+    def is_done(self) -> bool:
+        return self.outcome == "completed" or (self.outcome == "stopped" and self.is_idle)
+
+    @property
+    def is_unsealed(self) -> bool:
+        """Whether nobody has closed its last file: its process died, or still runs."""
+        self._read()
+        return self.outcome is None and self.source.is_unsealed
+
+    def begin(self, fields: Mapping[str, tuple[str, ...]]) -> int | None:
+        """Records of the kinds in `fields` that a ring dropped before the first one here; None: unknown."""
+        counts = self.source.counts_before
+        if counts is None:
+            return None
+        return sum(count for kind, count in counts.items() if kind in fields)
 
     def file_of(self, seq: int) -> str:
         """Name of the segment that holds `seq`."""
@@ -195,6 +239,7 @@ class History:
     unfit: tuple[int, ...] = ()
     doubts: tuple[str, ...] = ()
     config_sides: tuple[tuple[int, ...], ...] = ()
+    by_place: Mapping[tuple[int, str], Lane] = field(default_factory=dict)
 
     @classmethod
     def of(cls, source: Run | Iterable[Source]) -> History:
@@ -215,13 +260,13 @@ class History:
         if list(sizes_of.values()).count(sizes_of[chosen]) > 1:
             doubts.append(f"another run with as many ranks lies in the same place; run {chosen[0]} is judged")
         others = [lane for run_id, found in runs.items() if run_id != chosen for lane in found]
-        agreed = headers.agree(sorted(runs[chosen], key=lambda lane: (lane.rank, lane.name)))
+        agreed = headers.agree(sorted(runs[chosen], key=_order))
         lanes = agreed.fit
         places = _places(lanes)
         compared = {name: kind for name, kind in agreed.kinds.items() if name not in agreed.disputed}
         return cls(
             tuple(lanes),
-            tuple(sorted(others, key=lambda lane: (lane.rank, lane.name))),
+            tuple(sorted(others, key=_order)),
             int(lanes[0].header.get("world_size", 1)),
             agreed.kinds,
             places,
@@ -229,6 +274,8 @@ class History:
             tuple(sorted({*unfit, *agreed.unfit} - {lane.rank for lane in lanes})),
             (*doubts, *agreed.doubts),
             agreed.config_sides,
+            # Of two lanes at one place the first is the one that is compared.
+            {(lane.rank, lane.name): lane for lane in reversed(lanes)},
         )
 
     def without(self, dropped: Mapping[str, Sequence[int]]) -> History:
@@ -265,30 +312,40 @@ class History:
     @property
     def completed(self) -> frozenset[int]:
         """Ranks all of whose lanes did their work."""
-        return self._whose({"completed"})
+        return self._all_lanes(lambda lane: lane.is_done)
 
     @property
     def heard(self) -> frozenset[int]:
-        """Ranks whose logs say to their end where they got to: neither absent, nor cut, nor stopped."""
+        """Ranks whose logs say to their end where they got to: neither absent, nor cut, nor stopped.
+
+        One that was stopped while it was idle says so too.
+        """
         meetings = {kind.name for kind in self.kinds.values() if kind.role == "meeting"}
         lost = {lane.rank for lane in self.lanes if meetings & set(lane.dropped)}
-        return self._whose({"completed", "hung", "crashed"}) - lost
+        return self._all_lanes(lambda lane: lane.is_done or lane.outcome in ("hung", "crashed")) - lost
 
-    def _whose(self, outcomes: set[str]) -> frozenset[int]:
-        found: dict[int, bool] = {}
-        for lane in self.lanes:
-            found[lane.rank] = found.get(lane.rank, True) and lane.outcome in outcomes
-        return frozenset(rank for rank, is_so in found.items() if is_so)
+    def _all_lanes(self, is_so: Callable[[Lane], bool]) -> frozenset[int]:
+        """Ranks of which that is true for every lane."""
+        return frozenset(self.ranks) - {lane.rank for lane in self.lanes if not is_so(lane)}
 
     @property
     def lane_names(self) -> tuple[str, ...]:
-        return tuple(sorted({lane.name for lane in self.lanes}))
+        """Names of all lanes, the one that decides in front."""
+        return tuple(sorted({lane.name for lane in self.lanes}, key=lambda name: (name != MAIN_LANE, name)))
 
     def lane(self, rank: int, name: str) -> Lane | None:
-        return next((lane for lane in self.lanes if lane.rank == rank and lane.name == name), None)
+        return self.by_place.get((rank, name))
+
+    def lanes_of(self, rank: int) -> tuple[Lane, ...]:
+        return tuple(lane for lane in self.lanes if lane.rank == rank)
 
     def scope(self, name: str) -> Scope | None:
         return next((scope for scope in self.scopes if scope.name == name), None)
+
+
+def _order(lane: Lane) -> tuple[int, bool, str]:
+    """By rank; of one rank, the lane that decides in front."""
+    return lane.rank, lane.name != MAIN_LANE, lane.name
 
 
 def is_lockstep(record: Record, scope: Scope) -> bool:

@@ -69,10 +69,11 @@ def find_precedent(
     lane = history.lane(one[0], lane_name)
     if shapes[0] is None or shapes[1] is None or shapes[0] == shapes[1] or lane is None or not index:
         return None
+    begin = lane.begin(scope.fields) or 0
     after: Shape | None = None
     previous: Shape | None = None
     counts: dict[tuple[Shape | None, Shape], int] = {}
-    position = 0
+    position = begin
     for record in lane.records():
         if not is_lockstep(record, scope):
             continue

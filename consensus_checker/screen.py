@@ -27,6 +27,7 @@ HEADLINES = {
     "divergence": "DIVERGED",
     "stall": "STALLED",
     "mismatch": "MISMATCH",
+    "dead": "DEAD",
     "frozen": "FROZEN",
     "invariant": "BROKEN",
     "undetermined": "UNDETERMINED",
@@ -190,6 +191,9 @@ def _unsure(verdict: Verdict) -> str:
         doubts.append(f"{ranks_text(coverage.missing)} left no log of this run")
     if coverage.truncated:
         doubts.append(f"the log of {ranks_text(coverage.truncated)} was cut")
+    if coverage.dropped_up_to:
+        ranks = ranks_text(sorted(coverage.dropped_up_to))
+        doubts.append(f"of {ranks} the oldest records are gone, a ring has dropped them")
     if coverage.other_runs:
         count = len(coverage.other_runs)
         doubts.append(

@@ -7,6 +7,14 @@ has not entered the same call of that group; a send or a receive waits for its p
     1  enter tp0/events #412                     waits for 3
     3  leave tp0/events #411, enter tp0/main #90 did not join #412; waits for 0 and 1
 
+A rank is several lanes, and a group belongs to one of them. A lane that is in no meeting and that others
+wait for is not accused for that: it waits for work from its own rank, so the wait goes on there, to a lane
+that is in the external store, or else to the one that decides.
+
+    0/sync  enter tp0/progress #12               waits for 1/sync
+    1/sync  idle                                 waits for 1/io
+    1/io    in the backend                       waits for nobody: there it is
+
 Owns the frontier and the graph. It says who did not join; why, only a divergence can say.
 """
 
@@ -20,8 +28,11 @@ from consensus_checker.context import follow_calls
 from consensus_checker.graph import roots
 from consensus_checker.history import History, Lane
 from consensus_checker.words import place_text
-from tracer.record import Record
+from tracer.record import BACKEND, MAIN_LANE, Record
 
+# A lane of a rank.
+Node = tuple[int, str]
+NS_PER_S = 1_000_000_000
 PAIRWISE = ("send", "recv", "receive", "isend", "irecv")
 
 
@@ -47,6 +58,16 @@ class Standing:
     @property
     def rank(self) -> int:
         return self.lane.rank
+
+    @property
+    def node(self) -> Node:
+        return self.lane.rank, self.lane.name
+
+    @property
+    def is_in_backend(self) -> bool:
+        """Whether its last word is that it asks an external store."""
+        state = self.lane.state
+        return not self.open and state is not None and state.get("state") == BACKEND
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +97,20 @@ class Wait:
     def parties(self) -> frozenset[int]:
         return frozenset((*self.enters, *self.absent))
 
+    @property
+    def lane(self) -> str:
+        """The lane that the group belongs to."""
+        return self.lanes[self.ranks[0]].name
+
+    @property
+    def waiting(self) -> tuple[Node, ...]:
+        return tuple((rank, self.lanes[rank].name) for rank in self.ranks)
+
+    @property
+    def missed(self) -> tuple[Node, ...]:
+        """The lanes that have not come."""
+        return tuple((rank, self.lane) for rank in self.absent)
+
     def without(self, ranks: Sequence[int]) -> Wait | None:
         """The same wait as the other ranks see it; None if none of them is in it."""
         enters = {rank: record for rank, record in self.enters.items() if rank not in ranks}
@@ -97,19 +132,29 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """All waits of a run, earliest first, and the roots of the wait-for graph."""
+    """All waits of a run, earliest first, and what the wait-for graph says.
+
+    Attributes:
+        edges: lane -> the lanes that it waits for.
+        roots: groups of lanes that wait for nobody outside themselves.
+    """
 
     standings: tuple[Standing, ...]
     waits: tuple[Wait, ...]
-    roots: tuple[tuple[int, ...], ...]
+    edges: Mapping[Node, frozenset[Node]]
+    roots: tuple[tuple[Node, ...], ...]
 
     @classmethod
     def of(cls, standings: tuple[Standing, ...], waits: Sequence[Wait]) -> Stall:
-        edges: dict[int, set[int]] = {}
-        for wait in waits:
-            for rank in wait.ranks:
-                edges.setdefault(rank, set()).update(set(wait.absent) - {rank})
-        return cls(standings, tuple(sorted(waits, key=lambda wait: wait.order)), tuple(roots(edges)))
+        edges = _edges(standings, waits)
+        ordered = tuple(sorted(waits, key=lambda wait: wait.order))
+        return cls(standings, ordered, edges, tuple(roots(edges)))
+
+    @property
+    def blamed(self) -> frozenset[Node]:
+        """Lanes at the root that somebody waits for."""
+        targets = {node for nodes in self.edges.values() for node in nodes}
+        return frozenset(node for group in self.roots for node in group if node in targets)
 
     def split(self, ranks: Sequence[int]) -> tuple[Stall, Stall]:
         """The waits that have to do with `ranks`, directly or through other waits; and the rest."""
@@ -131,8 +176,63 @@ class Stall:
         }
         return wait.group_seq > 0 and set(wait.members) <= left
 
-    def wait_of(self, rank: int) -> Wait | None:
-        return next((wait for wait in self.waits if rank in wait.enters), None)
+    def wait_of(self, rank: int, lane: str | None = None) -> Wait | None:
+        """The wait that a rank is in, or one lane of it."""
+        return next(
+            (
+                wait
+                for wait in self.waits
+                if rank in wait.enters and (lane is None or wait.lanes[rank].name == lane)
+            ),
+            None,
+        )
+
+    def standing(self, rank: int, lane: str | None = None) -> Standing | None:
+        """Where a lane of a rank ended; the one that decides, if there is that, when none is named."""
+        own = [one for one in self.standings if one.rank == rank and lane in (None, one.lane.name)]
+        return min(own, key=lambda one: (one.last is None, one.lane.name != MAIN_LANE), default=None)
+
+    def in_backend(self, ranks: Sequence[int]) -> tuple[Standing, ...]:
+        """Lanes of `ranks` that ended inside an external store."""
+        return tuple(one for one in self.standings if one.rank in ranks and one.is_in_backend)
+
+    def lanes_for(self, rank: int) -> tuple[str, ...]:
+        """The lanes that say why a rank did not come: the one that is missed, then those at the root."""
+        missed = [lane for wait in self.waits for member, lane in wait.missed if member == rank]
+        at_root = [lane for member, lane in sorted(self.blamed) if member == rank]
+        stuck = [one.lane.name for one in self.in_backend((rank,))]
+        return tuple(dict.fromkeys([*missed[:1], *at_root] or stuck or [MAIN_LANE]))
+
+
+def _edges(standings: tuple[Standing, ...], waits: Sequence[Wait]) -> dict[Node, frozenset[Node]]:
+    """Lane -> lanes that it waits for: in a meeting, or for work from its own rank."""
+    edges: dict[Node, set[Node]] = {}
+    for wait in waits:
+        for node in wait.waiting:
+            edges.setdefault(node, set()).update(set(wait.missed) - {node})
+    own: dict[int, dict[str, Standing]] = {}
+    for standing in standings:
+        own.setdefault(standing.rank, {})[standing.lane.name] = standing
+    todo = [node for wait in waits for node in wait.missed]
+    while todo:
+        node = todo.pop()
+        if node in edges:
+            continue
+        edges[node] = _waits_inside(node, own.get(node[0], {}))
+        todo += edges[node]
+    return {node: frozenset(targets) for node, targets in edges.items()}
+
+
+def _waits_inside(node: Node, lanes: Mapping[str, Standing]) -> set[Node]:
+    """The lanes of its own rank that a lane in no meeting waits for."""
+    rank, name = node
+    standing = lanes.get(name)
+    if standing is None or standing.is_in_backend:
+        return set()
+    busy = {(rank, other) for other, one in lanes.items() if one.is_in_backend}
+    if busy or name == MAIN_LANE:
+        return busy
+    return {(rank, MAIN_LANE)} if MAIN_LANE in lanes else set()
 
 
 def find_stall(history: History) -> Stall:
@@ -153,19 +253,43 @@ def find_stall(history: History) -> Stall:
 
 
 def stands_text(history: History, stall: Stall, rank: int) -> str:
-    """Where a rank is, in a few words."""
-    wait = stall.wait_of(rank)
+    """Where a rank is, in a few words; of its lanes, those that matter to whoever waits."""
+    texts = [_lane_text(stall, rank, lane) for lane in stall.lanes_for(rank)]
+    return ", ".join(dict.fromkeys(texts))
+
+
+def _lane_text(stall: Stall, rank: int, lane: str) -> str:
+    own = "" if lane == MAIN_LANE else f"its {lane} lane "
+    wait = stall.wait_of(rank, lane)
     if wait is not None:
-        return f"waits in {wait.where}"
-    standing = next((standing for standing in stall.standings if standing.rank == rank), None)
+        return f"{own}waits in {wait.where}"
+    standing = stall.standing(rank, lane)
     if standing is None:
-        return "left no log"
+        return "left no log" if stall.standing(rank) is None else f"{own}left no log"
     if standing.lane.outcome is None:
         return "its log was cut"
     if standing.last is None:
-        return "wrote nothing"
+        return f"{own}wrote nothing"
+    if standing.is_in_backend:
+        return f"{own}is in the backend{_since(stall, standing)}"
+    if standing.lane.is_idle:
+        return f"{own}is idle"
     inside = standing.open_call or standing.last
-    return f"last seen in {inside['kind']}, step {standing.last['step']}"
+    return f"{own}last seen in {inside['kind']}, step {standing.last['step']}"
+
+
+def _since(stall: Stall, standing: Standing) -> str:
+    """With which op a lane is where it is, and for how long by its rank's own clock."""
+    state = standing.lane.state
+    assert state is not None
+    op = state.get("op")
+    told = "" if op is None else f" with op {op}"
+    times = [one.last.get("time_ns") for one in stall.standings if one.rank == standing.rank and one.last]
+    known = [time for time in (*times, state.get("time_ns")) if type(time) is int]
+    if type(state.get("time_ns")) is not int or not known:
+        return told
+    seconds = (max(known) - state["time_ns"]) / NS_PER_S
+    return f"{told} for {seconds:.1f} s" if seconds >= 0.05 else told
 
 
 def _standing(lane: Lane, meetings: frozenset[str], decisions: frozenset[str]) -> Standing:

@@ -105,14 +105,15 @@ def suspects(
                 own.add([record.get(reading.fact) for record in row])
                 if reading.need_field is not None:
                     own.add_needs(row, reading.fact, reading.need_field)
-    found: list[Suspect] = []
+    found: dict[str, Suspect] = {}
     for reading in readings:
         own = past[reading.kind, reading.phase, reading.fact]
         strength = _strength(reading, own, odd, others)
         if strength is not None:
             trigger = _trigger(reading, strength, odd, others, is_tie)
-            found.append(Suspect(trigger, strength, own.count, reading.is_earlier))
-    return sorted(found, key=lambda suspect: suspect.strength)
+            # One fact read twice, in the call and inside of it, is one explanation.
+            found.setdefault(reading.fact, Suspect(trigger, strength, own.count, reading.is_earlier))
+    return sorted(found.values(), key=lambda suspect: suspect.strength)
 
 
 def _readings(
@@ -123,9 +124,7 @@ def _readings(
     calls = [stands[rank].open_call for rank in ranks]
     decisions = [stands[rank].last_decision for rank in ranks]
     readings = _facts(history, scope, ranks, here, is_here=True)
-    known = {reading.fact for reading in readings}
-    inside = _facts(history, scope, ranks, calls)
-    readings += [reading for reading in inside if reading.fact not in known]
+    readings += _facts(history, scope, ranks, calls)
     return readings or _facts(history, scope, ranks, decisions, is_earlier=True)
 
 

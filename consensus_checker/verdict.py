@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from consensus_checker.finding import Finding
+from consensus_checker.finding import Finding, by_rank
 
 SCHEMA = "hicache.verdict.v1"
 # Rule of a verdict in which no rule fired: it speaks of how much was compared.
@@ -48,6 +48,9 @@ class Coverage:
         other_runs: files of another run that lie in the same place and were not compared.
         doubts: what headers contradict each other in, or can't be; each forbids `consistent`.
         dropped_kinds: kind -> ranks that dropped it; left out of every scope that one of them is in.
+        dropped_up_to: rank -> lane -> newest of its oldest records that a ring has dropped.
+        compared_from: scope and lane, as `dp0 scheduler` -> index of the first call compared, where
+            records were dropped.
     """
 
     ranks_expected: int
@@ -59,10 +62,8 @@ class Coverage:
     other_runs: tuple[str, ...]
     doubts: tuple[str, ...] = ()
     dropped_kinds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-
-    @property
-    def is_complete(self) -> bool:
-        return not (self.missing or self.truncated or self.doubts or self.dropped_kinds)
+    dropped_up_to: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    compared_from: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -75,6 +76,8 @@ class Coverage:
             "other_runs": list(self.other_runs),
             "doubts": list(self.doubts),
             "dropped_kinds": {kind: list(ranks) for kind, ranks in self.dropped_kinds.items()},
+            "dropped_up_to": by_rank({rank: dict(lanes) for rank, lanes in self.dropped_up_to.items()}),
+            "compared_from": dict(self.compared_from),
         }
 
 

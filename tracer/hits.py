@@ -3,7 +3,8 @@
 Owns the `hicache.hits.v1` numbers. It adds up what the records say and
 never repairs them: where device + host + storage + computed is not the prompt, that is reported.
 
-Counts are those of each replica's first rank (every axis but dp at 0), one replica for each dp.
+Counts are those of each replica's first rank (every axis but dp at 0), one replica for each dp. A request's
+first life counts: what it computes again after it was retracted is not part of its prompt a second time.
 
     0        device        host       storage              input_tokens
     |- on device -|- loaded -|- prefetched -|--- computed by forward ---|
@@ -12,15 +13,15 @@ Counts are those of each replica's first rank (every axis but dp at 0), one repl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
+from tracer.account import Account, RequestHits
 from tracer.errors import HitsError
 from tracer.log import LaneLog, Run
 
 SCHEMA = "hicache.hits.v1"
-DIGEST_CHARS = 16
 TIME_BUCKETS_MAX = 20
 # Replicas without a log that are named; a header may claim a million.
 MISSING_NAMED_MAX = 3
@@ -29,55 +30,6 @@ UNPLACED = "unplaced"
 
 By = Literal["request", "tier", "conversation", "reason", "time"]
 GROUPINGS = ("request", "tier", "conversation", "reason", "time")
-
-# What last happened to a page's content, by its digest.
-RESIDENT, DEMOTED, DROPPED, DROPPED_FROM_HOST = "resident", "demoted", "dropped", "dropped_from_host"
-
-
-@dataclass(frozen=True, slots=True)
-class RequestHits:
-    """One request's prompt, split by the tier that served it.
-
-    Attributes:
-        reason: why the first computed page was not a hit; None when the request was not admitted.
-        refused: why it never will be, or "".
-        step: scheduler iteration at which the request was received.
-        time_ns: the same on the rank's clock.
-        is_finished: whether a finish record was seen.
-    """
-
-    rid: str
-    dp: int
-    input_tokens: int
-    device: int
-    host: int
-    storage: int
-    computed: int
-    reason: str | None
-    conversation: str | None = None
-    step: int = 0
-    time_ns: int = 0
-    is_finished: bool = False
-    refused: str = ""
-
-    @property
-    def cached(self) -> int:
-        return self.device + self.host + self.storage
-
-    @property
-    def is_admitted(self) -> bool:
-        return self.reason is not None
-
-    @property
-    def unplaced(self) -> int:
-        """Prompt tokens that no tier served and nobody computed."""
-        return max(0, self.input_tokens - self.cached - self.computed)
-
-    @property
-    def is_unaccounted(self) -> bool:
-        """Whether it was served to its end and its parts are not its prompt."""
-        is_equal = self.cached + self.computed == self.input_tokens
-        return self.is_admitted and self.is_finished and not is_equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +140,13 @@ def hits(run: Run, *, by: str = "request", since: int | None = None, until: int 
     replicas, notes = leaders(run)
     requests: list[RequestHits] = []
     for dp, lanes in replicas:
-        account = _Account(dp, page_size_tokens(lanes))
+        account = Account(dp, page_size_tokens(lanes))
         for lane in lanes:
             account.read(lane)
-            notes += [note for note in (lane.cut, lane.loss) if note]
+            notes += [note for note in (lane.begin, lane.cut, lane.loss) if note]
         requests += account.results(_has_host_tier(lanes, account))
+        if unseen := account.unseen_count:
+            notes.append(f"{_were(unseen)} received before the log begins: not counted")
     chosen = tuple(
         request
         for request in requests
@@ -200,198 +154,6 @@ def hits(run: Run, *, by: str = "request", since: int | None = None, until: int 
     )
     grouping: By = by  # type: ignore[assignment]  # it is one of GROUPINGS
     return Hits(grouping, chosen, tuple(ROWS[by](chosen)), tuple(notes))
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A request while its records are read; the first admission is the one that counts."""
-
-    rid: str
-    input_tokens: int = 0
-    conversation: str | None = None
-    step: int = 0
-    time_ns: int = 0
-    tiers: tuple[int, int, int] = (0, 0, 0)
-    computed: int = 0
-    is_admitted: bool = False
-    is_finished: bool = False
-    matched: str = "unknown"
-    declined: str = ""
-    # From its admission to its first forward: whether the host's part is loaded is told in between.
-    is_load_due: bool = False
-    refused: str = ""
-
-
-@dataclass(slots=True)
-class _Account:
-    """One replica's requests and the fate of every page, as its first rank recorded them."""
-
-    dp: int
-    page_size_tokens: int = 0
-    drafts: dict[str, _Draft] = field(default_factory=dict)
-    fates: dict[str, str] = field(default_factory=dict)
-    has_backups: bool = False
-
-    def read(self, lane: LaneLog) -> None:
-        handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
-            "request": self._request,
-            "match": self._match,
-            "load_back": self._load_back,
-            "admit": self._admit,
-            "forward": self._forward,
-            "finish": self._finish,
-            "insert": self._insert,
-            "evict": self._evict,
-            "evict_host": self._evict_host,
-            "write_backup": self._write_backup,
-        }
-        find = handlers.get
-        seq = 0
-        try:
-            for record in lane.records():
-                if handler := find(record["kind"]):
-                    seq = record["seq"]
-                    handler(record)
-        except (LookupError, TypeError, ValueError) as error:
-            raise HitsError(
-                f"record {seq} lacks a count or field that the hit analysis needs: {error!r}",
-                where=lane.file_of(seq).name,
-                expected="the fields of the same kind in hicache/probes.py",
-            ) from None
-
-    def results(self, has_host_tier: bool) -> list[RequestHits]:
-        return [self._result(draft, has_host_tier) for draft in self.drafts.values()]
-
-    def _result(self, draft: _Draft, has_host_tier: bool) -> RequestHits:
-        reason: str | None = None
-        if draft.is_admitted:
-            reason = f"declined_{draft.declined}" if draft.declined else draft.matched
-            if reason == DROPPED:
-                reason = "not_backed_up" if has_host_tier else "evicted_device"
-        device, host, storage = draft.tiers
-        return RequestHits(
-            draft.rid,
-            self.dp,
-            draft.input_tokens,
-            device,
-            host,
-            storage,
-            draft.computed,
-            reason,
-            draft.conversation,
-            draft.step,
-            draft.time_ns,
-            draft.is_finished,
-            "" if draft.is_admitted else draft.refused,
-        )
-
-    def _draft(self, rid: str) -> _Draft:
-        draft = self.drafts.get(rid)
-        if draft is None:
-            draft = self.drafts[rid] = _Draft(rid)
-        return draft
-
-    def _request(self, record: Mapping[str, Any]) -> None:
-        draft = self._draft(record["rid"])
-        draft.input_tokens = _count(record["input_tokens"])
-        conversation = record.get("conversation")
-        draft.conversation = None if conversation is None else str(conversation)
-        draft.step, draft.time_ns = _whole(record["step"]), _whole(record["time_ns"])
-
-    def _match(self, record: Mapping[str, Any]) -> None:
-        draft = self._draft(record["rid"])
-        if draft.is_admitted:
-            return
-        # A request that waits is matched again and again; the last match before admission decides.
-        draft.declined = ""
-        digest = record.get("miss_digest")
-        if digest is None:
-            draft.matched = "unknown"
-        elif digest == "":
-            # What is left is one token that must be computed, or a page too short to be kept.
-            is_partial = self.page_size_tokens and draft.input_tokens % self.page_size_tokens
-            draft.matched = "partial_page" if is_partial else "last_token"
-        else:
-            draft.matched = FATE_REASONS[self.fates.get(digest)]
-
-    def _load_back(self, record: Mapping[str, Any]) -> None:
-        draft = self._draft(record["rid"])
-        if not draft.is_admitted or draft.is_load_due:
-            draft.is_load_due = False
-            draft.declined = str(record.get("declined") or "")
-
-    def _admit(self, record: Mapping[str, Any]) -> None:
-        draft = self._draft(record["rid"])
-        if record["verdict"] == REFUSED and not draft.is_admitted:
-            draft.refused = REFUSED
-        if record["verdict"] == "admitted" and not draft.is_admitted:
-            draft.is_admitted = draft.is_load_due = True
-            device, host, storage = (
-                _count(record[f"{tier}_tokens"]) for tier in ("device", "host", "storage")
-            )
-            draft.tiers = (device, host, storage)
-
-    def _forward(self, record: Mapping[str, Any]) -> None:
-        if record["mode"] == "extend":
-            for rid, tokens in zip(record["rids"], record["computed_tokens"], strict=True):
-                draft = self._draft(rid)
-                draft.computed += _count(tokens)
-                draft.is_load_due = False
-
-    def _finish(self, record: Mapping[str, Any]) -> None:
-        draft = self._draft(record["rid"])
-        draft.is_finished = True
-        if not draft.is_admitted:
-            draft.refused = str(record.get("reason") or REFUSED)
-
-    def _insert(self, record: Mapping[str, Any]) -> None:
-        self._set_fates(record.get("new_digests"), RESIDENT)
-
-    def _evict(self, record: Mapping[str, Any]) -> None:
-        self._set_fates(record.get("demoted_digests"), DEMOTED)
-        self._set_fates(record.get("dropped_digests"), DROPPED)
-
-    def _evict_host(self, record: Mapping[str, Any]) -> None:
-        self._set_fates(record.get("dropped_digests"), DROPPED_FROM_HOST)
-
-    def _write_backup(self, record: Mapping[str, Any]) -> None:
-        self.has_backups = True
-
-    def _set_fates(self, digests: str | None, fate: str) -> None:
-        fates = self.fates
-        for digest in split_digests(digests):
-            fates[digest] = fate
-
-
-# The verdict of an admission on a request that can never fit.
-REFUSED = "too_long"
-# A page that is still somewhere and was missed all the same has a history that the log doesn't hold.
-FATE_REASONS = {
-    None: "cold",
-    RESIDENT: "unknown",
-    DEMOTED: "unknown",
-    DROPPED: DROPPED,
-    DROPPED_FROM_HOST: "evicted_host",
-}
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise TypeError(f"{value!r:.40} is not a count")
-    return value
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int:
-        raise TypeError(f"{value!r:.40} is not a whole number")
-    return value
-
-
-def split_digests(digests: str | None) -> list[str]:
-    """One digest a page out of a field that holds them one behind the other."""
-    if not digests:
-        return []
-    return [digests[start : start + DIGEST_CHARS] for start in range(0, len(digests), DIGEST_CHARS)]
 
 
 def leaders(run: Run) -> tuple[list[tuple[int, tuple[LaneLog, ...]]], list[str]]:
@@ -418,7 +180,7 @@ def leaders(run: Run) -> tuple[list[tuple[int, tuple[LaneLog, ...]]], list[str]]
     return [(dp, tuple(found[dp])) for dp in sorted(found)], notes
 
 
-def _has_host_tier(lanes: Sequence[LaneLog], account: _Account) -> bool:
+def _has_host_tier(lanes: Sequence[LaneLog], account: Account) -> bool:
     return account.has_backups or lanes[0].header.get("config", {}).get("hierarchical_cache") is True
 
 
@@ -466,7 +228,11 @@ def _by_tier(requests: Sequence[RequestHits]) -> Iterator[dict[str, Any]]:
 
 def _unplaced_notes(requests: Sequence[RequestHits]) -> Iterator[str]:
     """Requests whose prompts no tier served and nobody computed, by what became of them."""
-    unadmitted = [request for request in requests if not request.is_admitted]
+    aborted = [request for request in requests if request.is_aborted and request.unplaced]
+    if aborted:
+        tokens = sum(request.unplaced for request in aborted)
+        yield f"{_were(len(aborted))} aborted: {counted(tokens, 'token')} that nobody served"
+    unadmitted = [request for request in requests if not (request.is_admitted or request.is_aborted)]
     for reason, members in sorted(_grouped(unadmitted, lambda request: request.refused).items()):
         tokens = sum(request.input_tokens for request in members)
         how = f"refused ({reason.replace('_', ' ')})" if reason else "never admitted"
@@ -474,7 +240,7 @@ def _unplaced_notes(requests: Sequence[RequestHits]) -> Iterator[str]:
     pending = [
         request
         for request in requests
-        if request.is_admitted and not request.is_finished and request.unplaced
+        if request.is_admitted and not (request.is_finished or request.is_aborted) and request.unplaced
     ]
     if pending:
         tokens = sum(request.unplaced for request in pending)

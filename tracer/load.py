@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,67 +26,126 @@ LINE_BYTES_MAX = 33_554_432
 AXES = ("dp", "pp", "cp", "tp")
 COMMON_TYPES = {"seq": "BIGINT", "step": "BIGINT", "time_ns": "BIGINT", "kind": "VARCHAR", "phase": "VARCHAR"}
 
-# Fields that a header declares and that are not here become JSON. `op` is both an id (transfers) and a
-# word (meetings), so it is loaded as text and offered as a number where it is one.
+# Fields that a header declares and that are not here become JSON. `op` is both an id (transfers, prefetches)
+# and a word (meetings), so it is loaded as text and offered as a number where it is one. A `digest` is hex or
+# a number, and is loaded as text.
 FIELD_TYPES = {
+    "ack": "VARCHAR",
+    "agreed_pages": "BIGINT",
+    "agreed_tokens": "BIGINT",
     "arrival_ms": "DOUBLE",
+    "attempt": "BIGINT",
     "available": "BIGINT",
     "axis": "VARCHAR",
     "backed_pages": "BIGINT",
     "backups_agreed": "BIGINT",
     "backups_reserved": "BIGINT",
+    "batch": "BIGINT",
+    "cause": "VARCHAR",
+    "completed_tokens": "BIGINT",
     "computed_tokens": "BIGINT[]",
+    "consume_seq": "BIGINT",
     "conversation": "VARCHAR",
     "declined": "VARCHAR",
     "demoted_digests": "VARCHAR",
     "device_pages_evictable": "BIGINT",
     "device_pages_free": "BIGINT",
     "device_tokens": "BIGINT",
+    "digest": "VARCHAR",
+    "drop_reason": "VARCHAR",
     "dropped_digests": "VARCHAR",
+    "due_step": "BIGINT",
     "duplicate_pages": "BIGINT",
+    "elapsed_ns": "BIGINT",
+    "error": "VARCHAR",
     "evictable": "BIGINT",
     "evictable_pages": "BIGINT",
+    "expected": "VARCHAR",
     "extend_tokens": "BIGINT",
+    "found": "VARCHAR",
     "group": "VARCHAR",
     "group_seq": "BIGINT",
+    "hit_tokens": "BIGINT",
+    "hits_agreed": "BIGINT",
+    "hits_consumed": "BIGINT",
+    "hits_ready": "BIGINT",
     "host_pages_free": "BIGINT",
+    "host_slots_free": "BIGINT",
     "host_tokens": "BIGINT",
     "input_tokens": "BIGINT",
+    "is_current": "BOOLEAN",
+    "is_late": "BOOLEAN",
+    "is_ready": "BOOLEAN",
+    "is_reserved": "BOOLEAN",
+    "kv_tokens": "BIGINT",
+    "loaded_tokens": "BIGINT",
     "loads_agreed": "BIGINT",
     "loads_done": "BIGINT",
     "loads_in_flight": "BIGINT",
+    "local_boundaries": "BIGINT[]",
+    "local_pages": "BIGINT",
+    "local_tokens": "BIGINT",
+    "locks": "BIGINT[]",
+    "matched_tokens": "BIGINT",
     "miss_digest": "VARCHAR",
     "mode": "VARCHAR",
+    "namespace": "VARCHAR",
     "new_digests": "VARCHAR",
     "new_tokens": "BIGINT",
     "node": "BIGINT",
-    "nodes_created": "BIGINT",
     "nodes": "BIGINT[]",
+    "nodes_counted": "BIGINT",
+    "nodes_created": "BIGINT",
     "numel": "BIGINT",
+    "occupied_tokens": "BIGINT",
     "op": "VARCHAR",
     "order": "BIGINT",
+    "outcome": "VARCHAR",
     "output_tokens": "BIGINT",
+    "own_pages": "BIGINT",
+    "owned_pages": "BIGINT",
     "page_index": "BIGINT",
     "pages": "BIGINT",
     "pages_freed": "BIGINT",
     "pages_wanted": "BIGINT",
     "peer": "BIGINT",
+    "place": "VARCHAR",
+    "policy": "VARCHAR",
     "pool": "VARCHAR",
+    "prefetch_acks_agreed": "BIGINT",
+    "prefetch_acks_consumed": "BIGINT",
+    "prefetch_acks_ready": "BIGINT",
+    "prefetches_submitted": "BIGINT",
+    "priority": "BIGINT",
     "protected": "BIGINT",
     "protected_pages": "BIGINT",
+    "publish_seq": "BIGINT",
     "purpose": "VARCHAR",
     "queue": "VARCHAR",
     "reason": "VARCHAR",
     "reduce": "VARCHAR",
+    "releases_agreed": "BIGINT",
+    "releases_ready": "BIGINT",
+    "reserved": "BOOLEAN",
     "rid": "VARCHAR",
     "rids": "VARCHAR[]",
     "round": "BIGINT",
     "running_count": "BIGINT",
+    "side_releases_agreed": "BIGINT[]",
+    "side_releases_ready": "BIGINT[]",
+    "side_written": "BIGINT",
     "slot": "BIGINT",
+    "slots": "BIGINT",
+    "state": "VARCHAR",
+    "storage_acks_agreed": "BIGINT",
+    "storage_acks_ready": "BIGINT",
+    "storage_backups_submitted": "BIGINT",
     "storage_tokens": "BIGINT",
     "tokens": "BIGINT",
     "total": "BIGINT",
+    "tries": "BIGINT",
     "usable_tokens": "BIGINT",
+    "verb": "VARCHAR",
     "verdict": "VARCHAR",
     "waiting_count": "BIGINT",
     "write_queue_len": "BIGINT",
@@ -94,6 +153,7 @@ FIELD_TYPES = {
     "writes_agreed": "BIGINT",
     "writes_done": "BIGINT",
     "writes_in_flight": "BIGINT",
+    "written_pages": "BIGINT",
 }
 # Columns of `records` that are not the line's own; a field of the same name gets a `field_` in front.
 OWN_COLUMNS = {"rank", *AXES, "lane", *COMMON_TYPES, "op_text", "fields"}
@@ -156,7 +216,7 @@ def fill_lanes(connection: duckdb.DuckDBPyConnection, run: Run, sources: Sources
     connection.execute(
         "CREATE TABLE lanes (rank BIGINT, dp BIGINT, pp BIGINT, cp BIGINT, tp BIGINT, lane VARCHAR, "
         "run_id VARCHAR, host VARCHAR, pid BIGINT, records BIGINT, steps BIGINT, outcome VARCHAR, "
-        "torn VARCHAR, dropped BIGINT, dropped_kinds VARCHAR)"
+        "torn VARCHAR, dropped BIGINT, dropped_kinds VARCHAR, last_dropped_seq BIGINT)"
     )
     for lane, paths in sources:
         place = [lane.rank, *(lane.coordinates.get(axis, 0) for axis in AXES), lane.lane]
@@ -165,7 +225,7 @@ def fill_lanes(connection: duckdb.DuckDBPyConnection, run: Run, sources: Sources
         meta = _meta(run, lane.rank)
         dropped = lane.dropped
         connection.execute(
-            "INSERT INTO lanes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, ?, ?, ?, ?)",
+            "INSERT INTO lanes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, ?, ?, ?, ?, ?)",
             [
                 *place,
                 lane.run_id,
@@ -177,6 +237,8 @@ def fill_lanes(connection: duckdb.DuckDBPyConnection, run: Run, sources: Sources
                 # Without a trailer nobody knows.
                 None if lane.trailer is None else sum(dropped.values()),
                 ", ".join(dropped) or None,
+                # Of a ring: the newest record that is gone.
+                lane.last_dropped_seq or None,
             ],
         )
     connection.execute("COMMIT")
@@ -208,6 +270,21 @@ def _declared_fields(lanes: Sequence[LaneLog]) -> list[str]:
     return sorted(found.values())
 
 
+def _fields_there(lanes: Sequence[LaneLog], types: Mapping[str, str]) -> set[str]:
+    """The fields of the kinds that have records; every one that is known where a kind is not declared.
+
+    What a database reads of a line costs by the column, whether or not anything is in it.
+    """
+    found: set[str] = set()
+    for lane in lanes:
+        for name in lane.kinds_seen:
+            kind = lane.kinds.get(name)
+            if kind is None:
+                return set(types)
+            found.update(field.casefold() for field in kind.fields)
+    return {field for field in types if field.casefold() in found}
+
+
 def fill_records(
     connection: duckdb.DuckDBPyConnection, run: Run, sources: Sources, *, is_lenient: bool = False
 ) -> list[str]:
@@ -226,19 +303,24 @@ def fill_records(
     paths = [path for _lane, lane_paths in sources for path in lane_paths]
     types = _types(run.lanes)
     fields = [field for field in types if field not in COMMON_TYPES and field != "op"]
-    selected = ", ".join(f"log.{name(field)} AS {name(column(field))}" for field in fields)
+    there = _fields_there(run.lanes, types) | {*COMMON_TYPES, "op"}
+    read = {field: kind for field, kind in types.items() if field in there}
+    selected = ", ".join(
+        f"{f'log.{name(field)}' if field in there else f'NULL::{types[field]}'} AS {name(column(field))}"
+        for field in fields
+    )
     connection.execute(
         "CREATE OR REPLACE TABLE records AS SELECT sources.rank, dp, pp, cp, tp, sources.lane, "
         "log.seq, log.step, log.time_ns, log.kind, log.phase, "
         f"try_cast(log.op AS BIGINT) AS op, log.op AS op_text, {selected} "
-        f"FROM {_reader(paths, types, LENIENT if is_lenient else '')} AS log "
+        f"FROM {_reader(paths, read, LENIENT if is_lenient else '')} AS log "
         "JOIN sources ON sources.filename = hicache_source "
         "WHERE log.kind NOT IN ('header', 'trailer') ORDER BY sources.rank, sources.lane, log.seq"
     )
     _demand_every_record(connection, run)
-    notes = [lane.loss for lane in run.lanes if lane.loss]
+    notes = [note for lane in run.lanes for note in (lane.begin, lane.loss) if note]
     if is_lenient:
-        notes += _mistyped(connection, paths, types, fields) or [
+        notes += _mistyped(connection, paths, types, [field for field in fields if field in there]) or [
             "some lines are not as the database reads JSON"
         ]
     connection.execute("DROP TABLE sources")
@@ -248,7 +330,7 @@ def fill_records(
         "WHERE seen.rank = lanes.rank AND seen.lane = lanes.lane"
     )
     # A merge into nothing leaves out what is null, so that a record shows its own fields only.
-    rest = [field for field in fields if field not in DECISION_COLUMNS]
+    rest = [field for field in fields if field in there and field not in DECISION_COLUMNS]
     packed = ", ".join(f"{name(field)} := r.{name(column(field))}" for field in rest)
     connection.execute(
         "CREATE MACRO own_fields(r) AS "

@@ -4,6 +4,8 @@ Owns the rule of what can be trusted: a record counts when its line is whole, is
 carries the next `seq` of its lane. Reading stops at the first line that doesn't, says where and
 why, and never raises for it. It knows lines, never what a kind means.
 
+The first segments of a lane may be gone, as they are where a ring was written: it begins later then.
+
     folder -> Run -> LaneLog (one writer, one or more segments) -> records
 """
 
@@ -31,6 +33,7 @@ from tracer.sinks import allow_open_files
 BLOCK_BYTES = 64 * 1024
 LINE_BYTES_MAX = 16 * 1024 * 1024
 SPECIAL = frozenset({HEADER, TRAILER})
+UNSEALED = "zero bytes, so the writer stopped without closing it"
 
 
 class Stamp(msgspec.Struct):
@@ -105,11 +108,15 @@ class LaneLog:
         rank, lane, run_id, header, kinds: from the first segment's header.
         coordinates: axis -> coordinate of this rank.
         files: the segments' paths, oldest first.
+        last_dropped_seq: the newest record before the first one that is here; 0 where none is missing.
+        counts_before: kind -> records of it that were dropped; None where some were and nobody counted.
+        is_unsealed: the last file was never cut to what was used: its process died, or still runs.
 
     After `records()` has been read to its end:
         torn: why reading stopped before the end of the files, with file and record; None if it didn't.
         trailer: the last line, as a dictionary; None when the lane was cut.
         count: records read, without header and trailer.
+        kinds_seen: kinds of which there is a record.
     """
 
     def __init__(self, segments: Sequence[Segment]) -> None:
@@ -124,9 +131,15 @@ class LaneLog:
         self.coordinates: dict[str, int] = first.get("coordinates", {})
         self.segments = tuple(segments)
         self.files: tuple[Path, ...] = tuple(segment.path for segment in segments)
+        self._first_seq: int = first["seq"]
+        self.last_dropped_seq = max(0, self._first_seq - 1)
+        uncounted: dict[str, int] | None = None if self._first_seq else {}
+        self.counts_before: dict[str, int] | None = first.get("counts_before", uncounted)
+        self.is_unsealed = False
         self.torn: str | None = None
         self.trailer: dict[str, Any] | None = None
         self.count = 0
+        self.kinds_seen: set[str] = set()
         self._seq = 0
         self._valid_bytes: list[int] = []
 
@@ -166,7 +179,14 @@ class LaneLog:
         """Why the lane is not complete, as a sentence, or nothing."""
         if self.is_complete:
             return ""
-        return self.torn or f"{self.files[-1].name}: cut behind record {self.count}, without a trailer"
+        return self.torn or f"{self.files[-1].name}: cut behind record {self._seq - 1}, without a trailer"
+
+    @property
+    def begin(self) -> str:
+        """What is missing before the first record, as a sentence, or nothing."""
+        if not self.last_dropped_seq:
+            return ""
+        return f"{self.files[0].name}: the oldest records are gone, up to record {self.last_dropped_seq:,}"
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Every readable record, oldest first, without headers and trailer; constant memory."""
@@ -195,8 +215,9 @@ class LaneLog:
     def _pass(self, layout: Layout) -> Iterator[list[Any]]:
         self._begin()
         for position, segment in enumerate(self.segments):
-            if segment.index != position:
-                self._tear(segment.path, f"segment {position:03d}, which comes before it, is missing")
+            due = self.segments[0].index + position
+            if segment.index != due:
+                self._tear(segment.path, f"segment {due:03d}, which comes before it, is missing")
             elif segment.header and segment.header["run_id"] != self.run_id:
                 self._tear(
                     segment.path, f"it belongs to run {segment.header['run_id']}, not to {self.run_id}"
@@ -210,7 +231,9 @@ class LaneLog:
         self.torn = None
         self.trailer = None
         self.count = 0
-        self._seq = 0
+        self.kinds_seen = set()
+        self.is_unsealed = False
+        self._seq = self._first_seq
         self._valid_bytes = []
 
     def _file(self, path: Path, layout: Layout, *, is_first: bool) -> Iterator[list[Any]]:
@@ -221,7 +244,8 @@ class LaneLog:
                 if block.startswith(b"\0"):
                     # A successor that goes on with the next `seq` proves that nothing is lost here.
                     if path == self.files[-1]:
-                        self._tear(path, "zero bytes, so the writer stopped without closing it")
+                        self.is_unsealed = True
+                        self._tear(path, UNSEALED)
                     return
                 if is_header_due:
                     end = block.find(b"\n") + 1
@@ -263,7 +287,7 @@ class LaneLog:
         else:
             self._valid_bytes[-1] = len(line)
             # The lane's first header is its line 0; later ones repeat it and have no number of their own.
-            self._seq += is_first
+            self._seq += is_first and not self._first_seq
             return True
         return False
 
@@ -286,6 +310,7 @@ class LaneLog:
                 and not kinds & SPECIAL
             ):
                 self._seq += len(seqs)
+                self.kinds_seen |= kinds
                 return records, len(block)
         return self._careful(path, block, layout)
 
@@ -299,7 +324,9 @@ class LaneLog:
                 self._tear(path, reason)
                 break
             if self.trailer is None:
-                records.append(layout.decode(line))
+                record = layout.decode(line)
+                self.kinds_seen.add(layout.kind_of(record))
+                records.append(record)
             valid_bytes += len(line)
             self._seq += 1
         return records, valid_bytes
@@ -309,7 +336,8 @@ class LaneLog:
         if self.trailer is not None:
             return "something stands behind the trailer"
         if line.startswith(b"\0"):
-            return "zero bytes, so the writer stopped without closing it"
+            self.is_unsealed = True
+            return UNSEALED
         if not line.endswith(b"\n"):
             return "the line was not finished"
         try:
@@ -407,6 +435,9 @@ def find_logs(path: str | os.PathLike[str]) -> Run:
     for file, rank, lane, index in _candidates(place):
         try:
             header = _read_header(file)
+        except FileNotFoundError:
+            # A ring that is still written has dropped it since the folder was listed.
+            continue
         except _HeaderError as error:
             unreadable.append(f"{file.name}: {error}")
             # Kept in its lane if there is one, so that the lane is seen to be torn there.
@@ -499,6 +530,8 @@ def _read_header(path: Path) -> dict[str, Any]:
         if not line.endswith(b"\n"):
             raise _HeaderError("its first line was not finished")
         header: dict[str, Any] = _RECORD.decode(line)
+    except FileNotFoundError:
+        raise
     except OSError as error:
         raise _HeaderError(f"it can't be read: {error.strerror}") from None
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

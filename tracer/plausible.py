@@ -38,6 +38,7 @@ class Header(msgspec.Struct, frozen=True):
     sizes: dict[str, Size] = {}
     groups: dict[str, list[Count]] = {}
     config: dict[str, Any] = {}
+    counts_before: dict[str, Count] = {}
 
     def contradiction(self) -> str:
         """What of its place in the job can't be true, or nothing; without sizes little can be judged."""

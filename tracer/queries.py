@@ -55,6 +55,38 @@ QUERIES: Mapping[str, Canned] = {
         "SELECT rank, queue, op, pages, enqueue_step, done_step FROM transfers "
         "WHERE done_step IS NOT NULL AND ack_step IS NULL ORDER BY rank, queue, op",
     ),
+    "queues_open": Canned(
+        "operations of any queue that were enqueued and never applied",
+        "SELECT rank, queue, op, any_value(pages) AS pages, min(step) AS enqueue_step, "
+        "count(*) FILTER (event = 'done') > 0 AS is_done FROM queues GROUP BY rank, queue, op "
+        "HAVING count(*) FILTER (event = 'ack') = 0 ORDER BY rank, queue, op",
+    ),
+    "prefetch_outcomes": Canned(
+        "what became of prefetches, on the first rank of each replica, and the tokens that each cost",
+        "SELECT dp, coalesce(outcome, 'under way') AS outcome, lost_reasons, count(*) AS prefetches, "
+        "sum(tokens)::BIGINT AS asked_tokens, sum(loaded_tokens)::BIGINT AS loaded_tokens, "
+        "sum(lost_tokens)::BIGINT AS lost_tokens FROM prefetches WHERE pp = 0 AND cp = 0 AND tp = 0 "
+        "GROUP BY ALL ORDER BY dp, prefetches DESC, outcome, lost_reasons",
+    ),
+    "storage_skew": Canned(
+        "ranks whose external store gave less than that of their peers: legal, absorbed by the minimum",
+        "SELECT rank, count(*) FILTER (local_pages < most) AS queries_short, "
+        "sum(most - local_pages)::BIGINT AS pages_short, "
+        "count(*) FILTER (side_pages < most_side) AS side_pools_short, "
+        "min(op) FILTER (local_pages < most OR side_pages < most_side) AS first_op, "
+        "count(*) FILTER (query_error IS NOT NULL) AS query_errors, sum(read_errors)::BIGINT AS read_errors "
+        "FROM (SELECT *, list_min(local_boundaries) AS side_pages, "
+        "max(local_pages) OVER same AS most, max(list_min(local_boundaries)) OVER same AS most_side "
+        "FROM prefetches WHERE op IS NOT NULL WINDOW same AS (PARTITION BY dp, op)) "
+        "GROUP BY rank HAVING first_op IS NOT NULL OR query_errors > 0 OR read_errors > 0 ORDER BY rank",
+    ),
+    "lanes_at": Canned(
+        "what every lane was at when its log ended",
+        "SELECT rank, lane, outcome, state, op, step AS since_step, time_ns AS since_ns FROM lanes "
+        "LEFT JOIN (SELECT rank, lane, arg_max(state, seq) AS state, arg_max(op, seq) AS op, "
+        "max(step) AS step, max(time_ns) AS time_ns FROM heartbeats GROUP BY rank, lane) "
+        "USING (rank, lane) ORDER BY rank, lane <> 'scheduler', lane",
+    ),
     "lanes_cut": Canned(
         "lanes that were not closed by their writer, and why reading stopped",
         "SELECT rank, lane, records, outcome, torn FROM lanes "

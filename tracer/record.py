@@ -20,6 +20,12 @@ VERSION = (1, 0)
 
 HEADER = "header"
 TRAILER = "trailer"
+# A kind that any lane may write: what the lane is at, in its field `state`, and with which `op`. A lane
+# is idle while its queue is empty; in `backend` it waits for an external store, in `collective` for peers.
+LANE_STATE = "lane_state"
+IDLE, BACKEND, COLLECTIVE, ENDED = "idle", "backend", "collective", "ended"
+# The lane that decides; the others of its rank work for it.
+MAIN_LANE = "scheduler"
 # Present in every line, in this order, before the kind's own fields.
 COMMON = ("seq", "step", "time_ns", "kind")
 

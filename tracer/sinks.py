@@ -7,6 +7,10 @@ and swallows the rest. It never looks into a line.
     rank0003.scheduler.000.jsonl   header line | line | line | ... | zero bytes
                                    |------------ used -------------|
                                    |----------- allocated on disk, then mapped ----------|
+
+With a limit a lane is a ring: before a new segment is allocated the oldest sealed ones are removed.
+
+    .004 sealed | .005 sealed | .006 sealed | .007 mapped        .003 and older are gone
 """
 
 from __future__ import annotations
@@ -21,13 +25,17 @@ import socket
 import sys
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 SEGMENT_BYTES_MIN = 64 * 1024
 SEGMENT_BYTES_MAX = 4 * 1024 * 1024
+# Of a ring's limit one segment takes at most this part, so that most of what it may keep is kept.
+RING_SEGMENTS = 4
 PAGE_BYTES = 4096
 NEWLINE = 0x0A
 # Asked for when the system sets no limit of its own.
@@ -37,10 +45,16 @@ SUMMARY_NAME = "run.json"
 
 Warn = Callable[[str], None]
 HeaderLine = Callable[[], bytes]
+# Device and inode: what a file is, whatever its name.
+Identity = tuple[int, int]
 
 
 class Sink(Protocol):
     """What a tracer needs from a sink."""
+
+    @property
+    def drops_oldest(self) -> bool:
+        """Whether lines that were written are removed again to make room for new ones."""
 
     def open(self, header_line: HeaderLine) -> None:
         """Write the header; `header_line` is kept and asked again whenever a new file begins."""
@@ -56,6 +70,7 @@ class NullSink:
     """Nowhere. A tracer over it hands out one shared function that does nothing."""
 
     __slots__ = ()
+    drops_oldest = False
 
     def open(self, header_line: HeaderLine) -> None:
         pass
@@ -71,6 +86,7 @@ class MemorySink:
     """A list of lines, for tests."""
 
     __slots__ = ("is_closed", "lines")
+    drops_oldest = False
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []
@@ -92,17 +108,26 @@ class SegmentSink:
     A file is allocated on disk before it is mapped, since a store into a sparse mapping kills the
     process with SIGBUS once the disk is full. It is cut to what was used when nobody writes any more,
     through the mapping itself: a sink holds one file descriptor, the mapping's, and never goes back to
-    the path, where another file may be by then.
+    the path, where another file may be by then. Only a ring does, to remove a file that is still its own.
     Files are created exclusively, so an earlier run in the same folder is never overwritten.
 
     Args:
         folder: created when it is missing, but only once: a folder removed later stays removed.
         warn: called at most once, when the sink gives up.
+        limit_bytes: makes a ring of this lane, whose files take no more than that on disk, as long as
+            a header and a line fit in a quarter of it; None keeps everything.
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], rank: int, lane: str, *, warn: Warn | None = None
+        self,
+        folder: str | os.PathLike[str],
+        rank: int,
+        lane: str,
+        *,
+        warn: Warn | None = None,
+        limit_bytes: int | None = None,
     ) -> None:
+        assert limit_bytes is None or limit_bytes > 0, f"a ring of {limit_bytes} bytes keeps nothing"
         self.folder = Path(folder)
         self.rank = rank
         self.lane = lane
@@ -114,7 +139,19 @@ class SegmentSink:
         self._used = 0
         # Zero while nothing is mapped: then every line takes the slow path of `write`.
         self._size = 0
-        self._next_bytes = SEGMENT_BYTES_MIN
+        self._limit_bytes = limit_bytes
+        self._segment_bytes_max = (
+            SEGMENT_BYTES_MAX if limit_bytes is None else min(SEGMENT_BYTES_MAX, _quarter(limit_bytes))
+        )
+        self._next_bytes = min(SEGMENT_BYTES_MIN, self._segment_bytes_max)
+        self._path: Path | None = None
+        self._identity: Identity = (0, 0)
+        # Of a ring: what can be removed, oldest first.
+        self._sealed: deque[_Sealed] = deque()
+
+    @property
+    def drops_oldest(self) -> bool:
+        return self._limit_bytes is not None
 
     def open(self, header_line: HeaderLine) -> None:
         self._header_line = header_line
@@ -160,22 +197,37 @@ class SegmentSink:
         self._seal()
         path = self.folder / segment_name(self.rank, self.lane, self.segment_count)
         try:
+            self._make_room(size)
             self._map_new(path, size)
         except (OSError, ValueError) as error:
             self._give_up(error)
             return False
+        self._path = path
         self.segment_count += 1
-        self._next_bytes = min(2 * self._next_bytes, SEGMENT_BYTES_MAX)
+        self._next_bytes = min(2 * self._next_bytes, self._segment_bytes_max)
         self.write(header)
         return True
 
+    def _make_room(self, size: int) -> None:
+        """Remove a ring's oldest files until `size` bytes more are within its limit.
+
+        Killed in between, it leaves a ring that is a little shorter: what is there has no gap.
+        """
+        if self._limit_bytes is None:
+            return
+        kept = sum(sealed.used_bytes for sealed in self._sealed)
+        while self._sealed and kept + size > self._limit_bytes:
+            oldest = self._sealed.popleft()
+            kept -= oldest.used_bytes
+            oldest.remove()
+
     def _map_new(self, path: Path, size: int) -> None:
         try:
-            self._map = _mapped(path, size)
+            self._map, self._identity = _mapped(path, size)
         except OSError as error:
             if error.errno != errno.EMFILE or not allow_open_files():
                 raise
-            self._map = _mapped(path, size)
+            self._map, self._identity = _mapped(path, size)
         self._used = 0
         self._size = size
 
@@ -183,10 +235,14 @@ class SegmentSink:
         """Cut the segment to what was used and unmap it."""
         if self._map is None:
             return
+        used_bytes = self._size
         # When this fails the zero bytes stay, and a reader stops at them.
         with contextlib.suppress(OSError, ValueError, SystemError):
             self._map.resize(self._used)
+            used_bytes = self._used
         self._unmap()
+        if self._limit_bytes is not None and self._path is not None:
+            self._sealed.append(_Sealed(self._path, self._identity, used_bytes))
 
     def _unmap(self) -> None:
         if self._map is not None:
@@ -205,12 +261,36 @@ class SegmentSink:
         )
 
 
-def _mapped(path: Path, size: int) -> mmap.mmap:
+@dataclass(frozen=True, slots=True)
+class _Sealed:
+    """A file that nobody writes any more."""
+
+    path: Path
+    identity: Identity
+    used_bytes: int
+
+    def remove(self) -> None:
+        """Take it away, unless it is gone or another file has its name by now."""
+        with contextlib.suppress(FileNotFoundError):
+            status = os.lstat(self.path)
+            # A number of a file that is gone is given to the next one, so the size must be the same too.
+            is_own = (status.st_dev, status.st_ino) == self.identity and status.st_size == self.used_bytes
+            if is_own:
+                os.unlink(self.path)
+
+
+def _quarter(limit_bytes: int) -> int:
+    """The size of a ring's segments: whole pages, at least one."""
+    return max(PAGE_BYTES, limit_bytes // RING_SEGMENTS // PAGE_BYTES * PAGE_BYTES)
+
+
+def _mapped(path: Path, size: int) -> tuple[mmap.mmap, Identity]:
     """A new file of `size` bytes in memory; the mapping keeps a descriptor of its own."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, size)
-        return mmap.mmap(fd, size)
+        status = os.fstat(fd)
+        return mmap.mmap(fd, size), (status.st_dev, status.st_ino)
     except (OSError, ValueError):
         # An empty segment would look like a lane that was cut.
         path.unlink(missing_ok=True)

@@ -1,17 +1,22 @@
-"""The story of one request: its own records, its nodes' transfers, and what became of its missed page.
+"""The story of one request: its own records, its nodes' transfers, its prefetches, its missed page.
 
-Owns the sentences; the numbers are `hits`'s.
+Owns the sentences; the numbers are `hits`'s. Records of several lanes are told in the order of the rank's
+own clock, which they share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
+from tracer.account import split_digests
 from tracer.errors import HitsError
-from tracer.hits import leaders, page_size_tokens, split_digests
+from tracer.hits import leaders, page_size_tokens
 from tracer.log import LaneLog, Run
+
+Fields = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +27,7 @@ class StoryLine:
     time_ns: int
     kind: str
     text: str
-    record: Mapping[str, Any]
+    record: Fields
 
 
 def why(run: Run, rid: str) -> list[StoryLine]:
@@ -35,7 +40,10 @@ def why(run: Run, rid: str) -> list[StoryLine]:
     for _dp, lanes in replicas:
         missed, has_seen = _first_miss(lanes, rid)
         if has_seen:
-            return list(_story(lanes, rid, missed))
+            teller = _Teller(rid, missed, page_size_tokens(lanes))
+            lines = [line for lane in lanes for line in teller.tell(lane)]
+            # Stable, so that each lane keeps its own order.
+            return sorted(lines, key=attrgetter("time_ns"))
     raise HitsError(f"no request {rid} in {run.path}", hint=f"hicache hits {run.path}")
 
 
@@ -53,83 +61,135 @@ def _first_miss(lanes: Sequence[LaneLog], rid: str) -> tuple[str, bool]:
     return missed, has_seen
 
 
-def _story(lanes: Sequence[LaneLog], rid: str, missed: str) -> Iterator[StoryLine]:
-    # Nodes are the request's own from the record that names them on; transfers name nodes, not requests.
-    nodes: set[int] = set()
-    page_tokens = page_size_tokens(lanes)
-    for lane in lanes:
+@dataclass(slots=True)
+class _Teller:
+    """What is known of one request while its records are read, the scheduler's lane first.
+
+    Attributes:
+        missed: the page that decides its reason, until it is admitted.
+        nodes: its own from the record that names them on; transfers name nodes, not requests.
+        ops: its prefetches; reads and acks name those.
+        inserting: tokens of an insert that has not returned; backups that it asks for lie in between.
+        to_compute: tokens of its prompt that no forward has computed yet.
+        told: kind -> what was last told of it. Whoever waits is asked in every pass, and it need not be told
+            again that nothing has changed.
+    """
+
+    rid: str
+    missed: str
+    page_tokens: int
+    nodes: set[int] = field(default_factory=set)
+    ops: set[int] = field(default_factory=set)
+    inserting: int | None = None
+    to_compute: int = 0
+    told: dict[str, str] = field(default_factory=dict)
+
+    def tell(self, lane: LaneLog) -> Iterator[StoryLine]:
         for record in lane.records():
             try:
-                text = _sentence(record, rid, missed, nodes, page_tokens)
+                text = self._sentence(record)
             except (LookupError, TypeError, ValueError):
                 text = "a record that lacks some of its fields"
             if text:
                 yield StoryLine(record["step"], record["time_ns"], record["kind"], text, record)
-            if record.get("rid") == rid and record.get("verdict") == "admitted":
+            if record.get("rid") == self.rid and record.get("verdict") == "admitted":
                 # What becomes of the page from here on no longer concerns this request.
-                missed = ""
+                self.missed = ""
 
+    def _sentence(self, record: Fields) -> str:
+        """The record's part in the story, or nothing."""
+        kind = record["kind"]
+        if record.get("rid") == self.rid:
+            return self._own(kind, record)
+        if self.rid in record.get("rids", ()):
+            return self._shared(kind, record)
+        if kind in OF_PREFETCH:
+            return OF_PREFETCH[kind](record) if record.get("op") in self.ops else ""
+        for name, sentence in PAGE_MOVES.get(kind, ()) if self.missed else ():
+            if self.missed in split_digests(record.get(name)):
+                return sentence.format(rid=record.get("rid", ""))
+        return self._of_nodes(kind, record)
 
-def _sentence(record: Mapping[str, Any], rid: str, missed: str, nodes: set[int], page_tokens: int) -> str:
-    """The record's part in the story, or nothing; adds the nodes that it makes the request's own."""
-    kind = record["kind"]
-    if record.get("rid") == rid:
+    def _own(self, kind: str, record: Fields) -> str:
         node = record.get("node")
         if kind in ("insert", "load_back") and type(node) is int:
-            nodes.add(node)
+            self.nodes.add(node)
         if kind == "insert":
-            return _told_insert(record, page_tokens)
+            return self._insert(record)
+        if kind == "prefetch_submit" and record["outcome"] == "issued":
+            self.ops.add(record["op"])
+        if kind == "admit" and record["verdict"] == "admitted":
+            self.to_compute = record["extend_tokens"]
         template = OWN.get(kind)
-        if template is None:
-            return f"{kind} of the request"
-        return template(record)
-    if rid in record.get("rids", ()):
-        return _shared(record, rid)
-    if missed:
-        for name, sentence in PAGE_MOVES.get(kind, ()):
-            if missed in split_digests(record.get(name)):
-                return sentence.format(rid=record.get("rid", ""))
-    node = record.get("node")
-    involved = nodes & ({node} if type(node) is int else set()) or nodes & set(record.get("nodes") or ())
-    if involved and kind in NODE_MOVES:
-        return NODE_MOVES[kind](record) + f" (node {', '.join(map(str, sorted(involved)))})"
-    return ""
+        text = f"{kind} of the request" if template is None else template(record)
+        if kind in ASKED_AGAIN and self.told.get(kind) == text:
+            return ""
+        self.told[kind] = text
+        return text
 
+    def _insert(self, record: Fields) -> str:
+        """Told when it returns: new tokens, copies of what was there, and the prefix it was read from."""
+        if record.get("phase") == "call":
+            self.inserting = record["tokens"]
+            return ""
+        tokens = record["tokens"] if self.inserting is None else self.inserting
+        self.inserting = None
+        new, duplicates = record["new_tokens"], record["duplicate_pages"]
+        told = f"{_counted(new, 'new token')} entered the tree (node {record['node']})"
+        if duplicates:
+            told += f", {_counted(duplicates, 'page')} {_was(duplicates)} there already"
+            if not self.page_tokens:
+                return told
+        prefix = tokens - new - duplicates * self.page_tokens
+        if prefix > 0:
+            told += f", the other {prefix} {_was(prefix)} its cached prefix"
+        return told
 
-def _shared(record: Mapping[str, Any], rid: str) -> str:
-    if record["kind"] == "forward" and "computed_tokens" in record:
-        tokens = record["computed_tokens"][record["rids"].index(rid)]
-        return f"forward ({record['mode']}): {_counted(tokens, 'token')} computed"
-    requests = _counted(len(record["rids"]), "request")
-    return f"{record['kind']} ({record.get('mode', '')}) of {requests}"
-
-
-def _told_load_back(record: Mapping[str, Any]) -> str:
-    if record.get("declined"):
-        pages = _counted(record["pages"], "page")
-        return f"load back of {pages} from host declined: {record['declined'].replace('_', ' ')}"
-    return f"load back of {_counted(record['tokens'], 'token')} from host (node {record['node']})"
-
-
-def _told_insert(record: Mapping[str, Any], page_tokens: int) -> str:
-    """New tokens, own copies of pages that others had brought in before, and the prefix it was read from."""
-    new, duplicates, tokens = record["new_tokens"], record["duplicate_pages"], record["tokens"]
-    told = f"{_counted(new, 'new token')} entered the tree (node {record['node']})"
-    if duplicates:
-        told += f", {_counted(duplicates, 'page')} {'was' if duplicates == 1 else 'were'} there already"
-        if not page_tokens:
+    def _shared(self, kind: str, record: Fields) -> str:
+        if kind == "forward" and "computed_tokens" in record:
+            tokens = record["computed_tokens"][record["rids"].index(self.rid)]
+            told = f"forward ({record['mode']}): {_counted(tokens, 'token')} computed"
+            if record["mode"] == "extend":
+                self.to_compute -= tokens
+                if self.to_compute > 0:
+                    told += f", {self.to_compute} to go in later chunks"
             return told
-    prefix = tokens - new - duplicates * page_tokens
-    if prefix > 0:
-        told += f", the other {prefix} {'was' if prefix == 1 else 'were'} its cached prefix"
-    return told
+        requests = _counted(len(record["rids"]), "request")
+        return f"{kind} ({record.get('mode', '')}) of {requests}"
+
+    def _of_nodes(self, kind: str, record: Fields) -> str:
+        if kind not in NODE_MOVES:
+            return ""
+        node = record.get("node")
+        own = {node} if type(node) is int else set()
+        if kind == "write_backup" and self.inserting is not None:
+            self.nodes |= own
+        involved = self.nodes & own or self.nodes & set(record.get("nodes") or ())
+        if not involved:
+            return ""
+        return NODE_MOVES[kind](record) + f" (node {', '.join(map(str, sorted(involved)))})"
 
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _told_match(record: Mapping[str, Any]) -> str:
+def _was(number: int) -> str:
+    return "was" if number == 1 else "were"
+
+
+def _words(word: str) -> str:
+    return word.replace("_", " ")
+
+
+def _told_load_back(record: Fields) -> str:
+    if record.get("declined"):
+        pages = _counted(record["pages"], "page")
+        return f"load back of {pages} from host declined: {_words(record['declined'])}"
+    return f"load back of {_counted(record['tokens'], 'token')} from host (node {record['node']})"
+
+
+def _told_match(record: Fields) -> str:
     if record.get("miss_digest"):
         end = f"first page missed: {record['miss_digest']}"
     else:
@@ -138,7 +198,64 @@ def _told_match(record: Mapping[str, Any]) -> str:
     return f"matched {device} on device, {record['host_tokens']} on host; {end}"
 
 
-OWN: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+def _told_abort(record: Fields) -> str:
+    return f"aborted ({record['place']})" if record["place"] else "an abort came after its end"
+
+
+def _told_submit(record: Fields) -> str:
+    if record["outcome"] != "issued":
+        pages = _counted(record["pages"], "page")
+        return f"no prefetch of {pages} from storage: {_words(record['outcome'].removeprefix('declined_'))}"
+    return f"prefetch {record['op']} of {_counted(record['tokens'], 'token')} from storage submitted"
+
+
+def _told_hit(record: Fields) -> str:
+    found = f"prefetch {record['op']}: storage has {_counted(record['hit_tokens'], 'token')}"
+    if not record["tokens"]:
+        return f"{found}; it ends ({_words(record['outcome'])})"
+    return f"{found}, host memory for {record['tokens']} ({record['outcome']})"
+
+
+def _told_prefetch_insert(record: Fields) -> str:
+    told = f"prefetch {record['op']} {_words(record['outcome'])}: {record['completed_tokens']} tokens read"
+    return f"{told}, {record['matched_tokens']} were there, {record['loaded_tokens']} entered the tree"
+
+
+def _told_query(record: Fields) -> str:
+    told = f"prefetch {record['op']}: {record['local_pages']} pages in this rank's storage"
+    told += f", {record['agreed_pages']} on every rank (hit {record['publish_seq']})"
+    return f"{told}; {record['error']}" if record.get("error") else told
+
+
+def _told_poll(record: Fields) -> str:
+    if record["verdict"] == "wait":
+        return f"waits for prefetch {record['op']} ({record['policy']})"
+    return f"goes on without the rest of prefetch {record['op']} ({record['policy']})"
+
+
+def _told_outcome(record: Fields) -> str:
+    why = f": {_words(record['reason'])}" if record.get("reason") else ""
+    return f"{_counted(record['tokens'], 'token')} of its prefetch {_words(record['outcome'])}{why}"
+
+
+def _told_retraction(record: Fields) -> str:
+    after, given = _counted(record["output_tokens"], "token"), _counted(record["pages"], "page")
+    return f"retracted after {after}: {given} given back, it waits again"
+
+
+def _told_read(record: Fields) -> str:
+    told = f"prefetch {record['op']}, batch {record['batch']} of {_counted(record['pages'], 'page')}: "
+    told += f"{_counted(record['local_tokens'], 'token')} read"
+    return f"{told}; {record['error']}" if record.get("error") else told
+
+
+def _told_progress(record: Fields) -> str:
+    agreed, local = record["agreed_tokens"], record["local_tokens"]
+    told = f"prefetch {record['op']}: {_words(record['ack'])} {agreed} on every rank, {local} here"
+    return f"{told} (ack {record['publish_seq']})"
+
+
+OWN: Mapping[str, Callable[[Fields], str]] = {
     "request": lambda r: f"received with {_counted(r['input_tokens'], 'prompt token')}",
     "match": _told_match,
     "load_back": _told_load_back,
@@ -147,11 +264,33 @@ OWN: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
         f"{r['storage_tokens']} from storage, {r['extend_tokens']} to compute"
     ),
     "finish": lambda r: f"finished ({r['reason']}) after {_counted(r['output_tokens'], 'token')}",
+    "abort": _told_abort,
+    "retract": _told_retraction,
+    "prefetch_submit": _told_submit,
+    "query": _told_query,
+    "prefetch_hit": _told_hit,
+    "prefetch_insert": _told_prefetch_insert,
+    "prefetch_poll": _told_poll,
+    "prefetch_outcome": _told_outcome,
+    "prefetch_retry": lambda r: f"retry of its prefetch after {_words(r['cause'])}: {_words(r['verdict'])}",
+}
+
+ASKED_AGAIN = ("match", "admit", "prefetch_poll")
+
+# Record kinds that name one of its prefetches and nothing else.
+OF_PREFETCH: Mapping[str, Callable[[Fields], str]] = {
+    "read": _told_read,
+    "progress": _told_progress,
+    "prefetch_ack": lambda r: (
+        f"prefetch {r['op']}: {_words(r['ack'])} {r['tokens']} applied (ack {r['consume_seq']})"
+        + ("" if r["is_current"] else ", though it no longer counts")
+    ),
 }
 
 # Record kind -> fields that may hold the missed page, each with what that means.
 PAGE_MOVES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "insert": (("new_digests", "the page it will miss enters the tree with {rid}"),),
+    "prefetch_insert": (("new_digests", "the page it will miss comes from storage with {rid}"),),
     "evict": (
         ("demoted_digests", "the page it will miss leaves the device, its host copy stays"),
         ("dropped_digests", "the page it will miss is dropped from the device without a host copy"),
@@ -159,7 +298,7 @@ PAGE_MOVES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "evict_host": (("dropped_digests", "the page it will miss is dropped from the host"),),
 }
 
-NODE_MOVES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+NODE_MOVES: Mapping[str, Callable[[Fields], str]] = {
     "write_backup": lambda r: (
         f"backup of {_counted(r['pages'], 'page')} to host {'begins' if r['tokens'] else 'is refused'}"
     ),
@@ -170,4 +309,8 @@ NODE_MOVES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
         f"transfer {r['op']} ({r['queue']}, {_counted(r['pages'], 'page')}) enqueued"
     ),
     "transfer_ack": lambda r: f"transfer {r['op']} ({r['queue']}) applied",
+    "storage_backup": lambda r: f"write {r['op']} of {_counted(r['pages'], 'page')} to storage begins",
+    "storage_ack": lambda r: (
+        f"write {r['op']} to storage: {r['written_pages']} of {r['pages']} pages written"
+    ),
 }

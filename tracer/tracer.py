@@ -24,7 +24,7 @@ PLAIN = frozenset({int, str, bool, float, type(None)})
 # The dictionary is a literal and the encoder a closure cell: anything else on this path (keyword
 # arguments, a loop over fields, a record object) costs more than the encoding.
 SOURCE = """
-def bind(_tracer, _encode, _write, _clock, _plain, _demand_plain, _dropped, _drop):
+def bind(_tracer, _encode, _write, _clock, _plain, _demand_plain, _dropped, _drop, _count):
     def emit({parameters}):
         if _dropped and {name!r} in _dropped:
             _dropped[{name!r}] += 1
@@ -40,9 +40,11 @@ def bind(_tracer, _encode, _write, _clock, _plain, _demand_plain, _dropped, _dro
             _drop({name!r}, _error)
             return
         _write(_line)
-        _tracer.seq = _seq + 1
+        _tracer.seq = _seq + 1{count}
     return emit
 """
+# Only where old segments are dropped: without the number of what is gone nobody could align what is left.
+COUNT = "\n        _count[0] += 1"
 
 
 class Tracer:
@@ -57,6 +59,7 @@ class Tracer:
 
     __slots__ = (
         "_clock",
+        "_counts",
         "_encode",
         "_header_body",
         "_is_closed",
@@ -81,6 +84,8 @@ class Tracer:
         self._encode = msgspec.json.Encoder().encode
         self._is_closed = False
         self._header_body = b""
+        # Kind -> records so far in a cell of its own, where the sink drops old ones.
+        self._counts: dict[str, list[int]] | None = {} if sink.drops_oldest else None
         if not self.is_on:
             return
         try:
@@ -105,9 +110,18 @@ class Tracer:
         if not self.is_on:
             return silent
         namespace: dict[str, Any] = {}
-        exec(_source(kind.name, phase, names), namespace)
+        is_counted = self._counts is not None
+        exec(_source(kind.name, phase, names, is_counted=is_counted), namespace)
         emit: Emit = namespace["bind"](
-            self, self._encode, self._sink.write, self._clock, PLAIN, demand_plain, self.dropped, self._drop
+            self,
+            self._encode,
+            self._sink.write,
+            self._clock,
+            PLAIN,
+            demand_plain,
+            self.dropped,
+            self._drop,
+            self._counts.setdefault(kind.name, [0]) if self._counts is not None else None,
         )
         return emit
 
@@ -131,8 +145,15 @@ class Tracer:
         self._sink.close()
 
     def _header_line(self) -> bytes:
-        """The header as a segment begins with it: it carries the `seq` of the record behind it."""
-        stamp = self._encode({"seq": self.seq, "step": self.step, "time_ns": self._clock(), "kind": HEADER})
+        """The header as a segment begins with it: it carries the `seq` of the record behind it.
+
+        Where older segments are dropped it says how many records of each kind came before.
+        """
+        stamp_of: dict[str, Any] = {"seq": self.seq, "step": self.step}
+        stamp_of |= {"time_ns": self._clock(), "kind": HEADER}
+        if self._counts and self.seq:
+            stamp_of["counts_before"] = {name: cell[0] for name, cell in self._counts.items() if cell[0]}
+        stamp = self._encode(stamp_of)
         return stamp[:-1] + b"," + self._header_body[1:] if self._header_body != b"{}" else stamp
 
     def _drop(self, name: str, error: Exception) -> None:
@@ -164,7 +185,7 @@ def demand_plain(values: Sequence[Any]) -> None:
             raise TypeError(f"{kind.__name__} is not a plain value")
 
 
-def _source(name: str, phase: str, names: Sequence[str]) -> str:
+def _source(name: str, phase: str, names: Sequence[str], *, is_counted: bool) -> str:
     for field in names:
         is_usable = field.isidentifier() and not iskeyword(field) and not field.startswith("_")
         assert is_usable, f"kind {name}: field {field!r} can't be a parameter"
@@ -176,4 +197,5 @@ def _source(name: str, phase: str, names: Sequence[str]) -> str:
         plain=" and ".join(f"type({field}) in _plain" for field in names) or "True",
         values="".join(f"{field}, " for field in names),
         items=", ".join(items),
+        count=COUNT if is_counted else "",
     )

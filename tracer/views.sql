@@ -2,34 +2,44 @@
 -- The comment above a view says what one of its rows is; ids are those of the log.
 -- A view whose kinds no log holds yet has its columns and no rows.
 
--- One rank. Its outcome, and how many records its writer dropped, are unknown as long as one of its lanes
--- was cut.
+-- One rank. Its outcome is that of the lane that fared worst. It is unknown, like how many records its writer
+-- dropped, as long as one of its lanes was cut.
 CREATE VIEW ranks AS
 SELECT rank, any_value(dp) AS dp, any_value(pp) AS pp, any_value(cp) AS cp, any_value(tp) AS tp,
        any_value(run_id) AS run_id, any_value(host) AS host, any_value(pid) AS pid,
        count(*) AS lanes, sum(records)::BIGINT AS records,
-       max(steps) AS steps, CASE WHEN count(outcome) = count(*) THEN max(outcome) END AS outcome,
+       max(steps) AS steps, CASE WHEN count(outcome) = count(*) THEN arg_max(outcome, CASE outcome
+           WHEN 'crashed' THEN 3 WHEN 'hung' THEN 2 WHEN 'stopped' THEN 1 ELSE 0 END) END AS outcome,
        count(*) FILTER (torn IS NOT NULL) AS torn_lanes, min(torn) AS torn,
        CASE WHEN count(dropped) = count(*) THEN sum(dropped)::BIGINT END AS dropped
 FROM lanes GROUP BY rank ORDER BY rank;
 
--- One request, as the first rank of its replica saw it (tp, cp and pp 0).
+-- One request, as the first rank of its replica saw it (tp, cp and pp 0). The tokens by tier are those of its
+-- first admission; what it computes again after a retraction is not counted.
 CREATE VIEW requests AS
 WITH own AS (SELECT * FROM records WHERE pp = 0 AND cp = 0 AND tp = 0),
 received AS (
     SELECT dp, rid, arg_min(conversation, seq) AS conversation, arg_min(input_tokens, seq) AS input_tokens,
-           arg_min(arrival_ms, seq) AS arrival_ms, min(step) AS receive_step, min(time_ns) AS receive_ns,
+           arg_min(arrival_ms, seq) AS arrival_ms, arg_min(priority, seq) AS priority,
+           arg_min(namespace, seq) AS namespace, min(step) AS receive_step, min(time_ns) AS receive_ns,
            min(seq) AS seq
     FROM own WHERE kind = 'request' GROUP BY dp, rid),
 admitted AS (
     SELECT dp, rid, arg_min(device_tokens, seq) AS device_tokens, arg_min(host_tokens, seq) AS host_tokens,
            arg_min(storage_tokens, seq) AS storage_tokens, min(step) AS admit_step, min(time_ns) AS admit_ns
     FROM own WHERE kind = 'admit' AND verdict = 'admitted' GROUP BY dp, rid),
+retracted AS (
+    SELECT dp, rid, count(*) AS retractions, min(seq) AS retract_seq
+    FROM own WHERE kind = 'retract' GROUP BY dp, rid),
 computed AS (
-    SELECT dp, rid, sum(tokens)::BIGINT AS computed_tokens
-    FROM (SELECT dp, unnest(rids) AS rid, unnest(computed_tokens) AS tokens
-          FROM own WHERE kind = 'forward' AND mode = 'extend')
-    GROUP BY dp, rid),
+    SELECT dp, rid, count(*) AS prefills, sum(extended.tokens)::BIGINT AS computed_tokens
+    FROM (SELECT dp, seq, unnest(rids) AS rid, unnest(computed_tokens) AS tokens
+          FROM own WHERE kind = 'forward' AND mode = 'extend') AS extended
+    LEFT JOIN retracted USING (dp, rid)
+    WHERE retract_seq IS NULL OR extended.seq < retract_seq GROUP BY dp, rid),
+aborted AS (
+    SELECT dp, rid, min(step) AS abort_step, arg_min(place, seq) AS abort_place
+    FROM own WHERE kind = 'abort' AND place <> '' GROUP BY dp, rid),
 finished AS (
     SELECT dp, rid, arg_max(output_tokens, seq) AS output_tokens, arg_max(reason, seq) AS finish_reason,
            max(step) AS finish_step, max(time_ns) AS finish_ns
@@ -37,15 +47,17 @@ finished AS (
 SELECT dp, rid, conversation, input_tokens, output_tokens,
        device_tokens, host_tokens, storage_tokens, coalesce(computed_tokens, 0) AS computed_tokens,
        receive_step, admit_step, finish_step, admit_step - receive_step AS wait_steps,
-       receive_ns, admit_ns, finish_ns, admit_ns - receive_ns AS wait_ns, arrival_ms, finish_reason
+       receive_ns, admit_ns, finish_ns, admit_ns - receive_ns AS wait_ns, arrival_ms, finish_reason,
+       priority, namespace, coalesce(prefills, 0) AS prefills, coalesce(retractions, 0) AS retractions,
+       abort_step, abort_place
 FROM received LEFT JOIN admitted USING (dp, rid) LEFT JOIN computed USING (dp, rid)
-LEFT JOIN finished USING (dp, rid)
+LEFT JOIN retracted USING (dp, rid) LEFT JOIN aborted USING (dp, rid) LEFT JOIN finished USING (dp, rid)
 ORDER BY dp, seq;
 
--- One walk of the tree for a request, on one rank.
+-- One walk of the tree for a request, on one rank: before a prefetch (submit) or for admission (admit).
 CREATE VIEW matches AS
-SELECT rank, dp, pp, cp, tp, lane, seq, step, time_ns, rid, node, device_tokens, host_tokens, usable_tokens,
-       miss_digest, device_pages_free, host_pages_free, writes_in_flight
+SELECT rank, dp, pp, cp, tp, lane, seq, step, time_ns, rid, purpose, node, device_tokens, host_tokens,
+       kv_tokens, usable_tokens, miss_digest, device_pages_free, host_pages_free, writes_in_flight
 FROM records WHERE kind = 'match' ORDER BY rank, lane, seq;
 
 -- One transfer on one rank: when it was enqueued, when its bytes had moved (done), when it was applied (ack).
@@ -64,17 +76,29 @@ SELECT rank, any_value(dp) AS dp, any_value(pp) AS pp, any_value(cp) AS cp, any_
 FROM records WHERE kind IN ('transfer_enqueue', 'transfer_done', 'transfer_ack')
 GROUP BY rank, queue, op ORDER BY rank, queue, op;
 
--- One change of a transfer queue on one rank; the counts hold after it. Ordered by the rank's own clock
+-- One change of a queue on one rank; the counts hold after it. `write` and `load` are copies, `prefetch` asks
+-- the external tier what it has, `read` fetches it, `backup` writes on to it. Ordered by the rank's own clock
 -- where two lanes write, which is exact only inside a lane.
 CREATE VIEW queues AS
-SELECT rank, dp, pp, cp, tp, queue, lane, seq, step, time_ns, substr(kind, 10) AS event, op, pages,
-       sum(CASE kind WHEN 'transfer_enqueue' THEN 1 WHEN 'transfer_ack' THEN -1 ELSE 0 END) OVER so_far
-           ::BIGINT AS in_flight,
-       sum(CASE kind WHEN 'transfer_done' THEN 1 WHEN 'transfer_ack' THEN -1 ELSE 0 END) OVER so_far
-           ::BIGINT AS done_not_acked
-FROM records WHERE kind IN ('transfer_enqueue', 'transfer_done', 'transfer_ack')
-WINDOW so_far AS (PARTITION BY rank, queue ORDER BY time_ns, step, lane, seq ROWS UNBOUNDED PRECEDING)
-ORDER BY rank, queue, time_ns, step, lane, seq;
+WITH moves AS (
+    SELECT *, queue AS own_queue, substr(kind, 10) AS event
+    FROM records WHERE kind IN ('transfer_enqueue', 'transfer_done', 'transfer_ack')
+    UNION ALL
+    SELECT *, 'prefetch', CASE kind WHEN 'prefetch_submit' THEN 'enqueue' WHEN 'query' THEN 'done' ELSE 'ack' END
+    FROM records WHERE kind IN ('query', 'prefetch_hit') OR (kind = 'prefetch_submit' AND outcome = 'issued')
+    UNION ALL
+    SELECT *, 'read', CASE kind WHEN 'prefetch_hit' THEN 'enqueue' WHEN 'progress' THEN 'done' ELSE 'ack' END
+    FROM records WHERE (kind IN ('progress', 'prefetch_ack') AND ack = 'completed')
+                    OR (kind = 'prefetch_hit' AND tokens > 0)
+    UNION ALL
+    SELECT *, 'backup', CASE kind WHEN 'storage_backup' THEN 'enqueue' WHEN 'storage_write' THEN 'done' ELSE 'ack' END
+    FROM records WHERE kind IN ('storage_backup', 'storage_write', 'storage_ack'))
+SELECT rank, dp, pp, cp, tp, own_queue AS queue, lane, seq, step, time_ns, event, op, pages,
+       sum(CASE event WHEN 'enqueue' THEN 1 WHEN 'ack' THEN -1 ELSE 0 END) OVER so_far::BIGINT AS in_flight,
+       sum(CASE event WHEN 'done' THEN 1 WHEN 'ack' THEN -1 ELSE 0 END) OVER so_far::BIGINT AS done_not_acked
+FROM moves
+WINDOW so_far AS (PARTITION BY rank, own_queue ORDER BY time_ns, step, lane, seq ROWS UNBOUNDED PRECEDING)
+ORDER BY rank, own_queue, time_ns, step, lane, seq;
 
 -- One call of a collective on one rank. `left` is false when it was entered and never left.
 CREATE VIEW collectives AS
@@ -99,7 +123,7 @@ ORDER BY rank, lane, seq;
 -- One eviction on one rank, from the device or from the host.
 CREATE VIEW evictions AS
 SELECT rank, dp, pp, cp, tp, lane, seq, step, time_ns, CASE kind WHEN 'evict' THEN 'device' ELSE 'host' END AS tier,
-       pages_wanted, pages_freed, nodes,
+       pages_wanted, pages_freed, drop_reason, nodes,
        coalesce(length(demoted_digests), 0) // 16 AS demoted_pages,
        coalesce(length(dropped_digests), 0) // 16 AS dropped_pages,
        device_pages_free, device_pages_evictable, host_pages_free, demoted_digests, dropped_digests
@@ -111,13 +135,70 @@ SELECT rank, dp, pp, cp, tp, lane, seq, step, time_ns, pool, available, evictabl
        total - available - evictable - protected AS unaccounted
 FROM records WHERE kind = 'pool_audit' ORDER BY rank, lane, seq;
 
--- One prefetch from storage on one rank. No kind of record carries one yet.
+-- One prefetch from the external tier on one rank, from its submission on; declined ones have no `op`.
+-- `outcome` is what became of it in the end, null while it is under way; the tokens that were asked for and
+-- not given are in `lost_tokens`, why in `lost_reasons`. `tries_before` counts earlier ones of this request.
 CREATE VIEW prefetches AS
-SELECT rank, dp, pp, cp, tp, lane, seq, step, time_ns, rid, op, pages, tokens, NULL::BIGINT AS done_step,
-       NULL::VARCHAR AS outcome
-FROM records WHERE false;
+WITH asked AS (
+    SELECT rank, dp, pp, cp, tp, lane, seq, step, time_ns, rid, attempt,
+           CASE WHEN outcome = 'issued' THEN op END AS op, node, pages, tokens, outcome AS submit_outcome,
+           lead(seq) OVER handle AS next_seq, row_number() OVER handle - 1 AS tries_before
+    FROM records WHERE kind = 'prefetch_submit'
+    WINDOW handle AS (PARTITION BY rank, rid, attempt ORDER BY seq)),
+queried AS (
+    SELECT rank, op, any_value(local_pages) AS local_pages, any_value(agreed_pages) AS agreed_pages,
+           any_value(local_boundaries) AS local_boundaries, any_value(publish_seq) AS publish_seq,
+           any_value(nullif(error, '')) AS query_error, min(step) AS query_step, min(time_ns) AS query_ns
+    FROM records WHERE kind = 'query' GROUP BY rank, op),
+taken AS (
+    SELECT rank, op, any_value(outcome) AS hit_outcome, any_value(consume_seq) AS consume_seq,
+           any_value(hit_tokens) AS hit_tokens, any_value(tokens) AS allocated_tokens, min(step) AS hit_step
+    FROM records WHERE kind = 'prefetch_hit' GROUP BY rank, op),
+was_read AS (
+    SELECT rank, op, count(*) AS reads, sum(local_tokens)::BIGINT AS local_tokens,
+           count(nullif(error, '')) AS read_errors
+    FROM records WHERE kind = 'read' GROUP BY rank, op),
+published AS (
+    SELECT rank, op, count(*) AS acks_published, max(agreed_tokens) FILTER (ack = 'progress') AS agreed_tokens
+    FROM records WHERE kind = 'progress' GROUP BY rank, op),
+consumed AS (
+    SELECT rank, op, count(*) AS acks_consumed FROM records WHERE kind = 'prefetch_ack' GROUP BY rank, op),
+inserted AS (
+    SELECT rank, op, any_value(outcome) AS insert_outcome, any_value(completed_tokens) AS completed_tokens,
+           any_value(matched_tokens) AS matched_tokens, any_value(loaded_tokens) AS loaded_tokens,
+           min(step) AS insert_step
+    FROM records WHERE kind = 'prefetch_insert' GROUP BY rank, op),
+lost AS (
+    SELECT asked.rank, asked.seq, max(told.outcome) FILTER (told.outcome = 'cancelled') AS cancelled,
+           min(told.step) FILTER (told.outcome = 'cancelled') AS cancel_step,
+           sum(told.tokens)::BIGINT AS lost_tokens, string_agg(DISTINCT nullif(told.reason, ''), ', '
+               ORDER BY nullif(told.reason, '')) AS lost_reasons
+    FROM asked JOIN records AS told ON told.kind = 'prefetch_outcome' AND told.rank = asked.rank
+        AND told.rid = asked.rid AND told.attempt = asked.attempt
+        AND told.seq > asked.seq AND (asked.next_seq IS NULL OR told.seq < asked.next_seq)
+    GROUP BY asked.rank, asked.seq),
+retried AS (
+    SELECT rank, rid, attempt, count(*) AS retry_records
+    FROM records WHERE kind = 'prefetch_retry' GROUP BY rank, rid, attempt)
+SELECT rank, dp, pp, cp, tp, lane, seq, step, time_ns, rid, attempt, op, node, pages, tokens, submit_outcome,
+       query_step, query_ns, local_pages, agreed_pages, local_boundaries, publish_seq, query_error,
+       hit_step, consume_seq, hit_outcome, hit_tokens, allocated_tokens, reads, local_tokens, read_errors,
+       acks_published, agreed_tokens, acks_consumed, completed_tokens, matched_tokens, loaded_tokens,
+       coalesce(insert_step, cancel_step, CASE WHEN allocated_tokens = 0 THEN hit_step END) AS done_step,
+       coalesce(insert_outcome, cancelled, CASE WHEN allocated_tokens = 0 THEN hit_outcome END,
+                nullif(submit_outcome, 'issued')) AS outcome,
+       lost_tokens, lost_reasons, tries_before, coalesce(retry_records, 0) AS retry_records
+FROM asked LEFT JOIN queried USING (rank, op) LEFT JOIN taken USING (rank, op)
+LEFT JOIN was_read USING (rank, op) LEFT JOIN published USING (rank, op)
+LEFT JOIN consumed USING (rank, op) LEFT JOIN inserted USING (rank, op)
+LEFT JOIN lost USING (rank, seq) LEFT JOIN retried USING (rank, rid, attempt)
+ORDER BY rank, seq;
 
--- One sign of life of one lane. No kind of record carries one yet.
+-- One sign of life of one lane: what it was at from then on, and for how long; null for the last one.
+-- `count` numbers them.
 CREATE VIEW heartbeats AS
-SELECT rank, dp, pp, cp, tp, lane, seq, step, time_ns, NULL::BIGINT AS "count"
-FROM records WHERE false;
+SELECT rank, dp, pp, cp, tp, lane, seq, step, time_ns, state, op,
+       row_number() OVER lane_order AS "count", lead(time_ns) OVER lane_order - time_ns AS lasted_ns
+FROM records WHERE kind = 'lane_state'
+WINDOW lane_order AS (PARTITION BY rank, lane ORDER BY seq)
+ORDER BY rank, lane, seq;

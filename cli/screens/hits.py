@@ -28,6 +28,9 @@ REASONS = {
     "evicted_device": "dropped from the device; there is no host tier",
     "evicted_host": "dropped from the host",
     "not_backed_up": "dropped from the device before it had a host copy",
+    "deadline": "storage held it, and had not given it when the deadline passed",
+    "no_state": "its KV was cached, a side pool's state to go on from was not",
+    "flushed": "an operator had the cache flushed",
     "last_token": "all was cached; one token must be computed",
     "partial_page": "all full pages were cached; the rest is less than a page",
     "unknown": "the log does not hold its history",
@@ -105,14 +108,15 @@ def _reasons(hits: Hits) -> list[Text]:
         return []
     found = sorted({row["reason"] for row in hits.rows if row["reason"]})
     lines: list[Text] = [Text("")] if found else []
-    return lines + [Text(f"  {reason.ljust(20)}{meaning(reason)}") for reason in found]
+    beside = max(20, *(len(reason) + GAP for reason in found)) if found else 0
+    return lines + [Text(f"  {reason.ljust(beside)}{meaning(reason)}") for reason in found]
 
 
 def meaning(reason: str) -> str:
     """A reason in words; one that this version doesn't know is its own explanation."""
     if reason.startswith(DECLINED):
         why = reason.removeprefix(DECLINED).replace("_", " ")
-        return f"it was on the host and not loaded back: {why}"
+        return f"not brought up from a lower tier: {why}"
     return REASONS.get(reason, reason.replace("_", " "))
 
 

@@ -12,6 +12,12 @@ Equation, for every scope S, lane and index i of the lockstep sequence:
 Owns the streamed comparison and the vote. All ranks of a scope are read forward together, a block
 at a time, so memory does not grow with the log. A log that was cut abstains where it ends: only two
 records that are both there can differ. Values of different types are different: 1 is not true.
+
+Where a ring has dropped the oldest records, its header says how many of each kind, so that indexes are still
+those of the whole sequence, and what is compared begins where the last one begins:
+
+    0      .  .  4  5  6  7  8  9
+    1      .  .  .  .  6  7  8  9      compared from index 6 on
 """
 
 from __future__ import annotations
@@ -41,6 +47,8 @@ class Comparison:
     """One lane of one scope, compared up to its end or its first difference.
 
     Attributes:
+        start: index at which it begins; above 0 where records were dropped.
+        unaligned: ranks whose oldest records are gone uncounted, so that nothing of theirs is compared.
         rows: indexes at which at least two ranks had a record.
         difference: rank -> what it has at index `index`; None when nothing differs. A rank whose log
             is missing or cut before is not in it.
@@ -58,6 +66,8 @@ class Comparison:
     compared: Mapping[int, Counter[str]]
     absent: tuple[int, ...]
     partnered: frozenset[int]
+    start: int = 0
+    unaligned: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +104,14 @@ def compare(history: History, scope: Scope, name: str) -> Comparison:
     decisions = frozenset(kind.name for kind in history.kinds.values() if kind.role == "decision")
     meetings = frozenset(kind.name for kind in history.kinds.values() if kind.role == "meeting")
     lanes = [lane for rank in scope.ranks if (lane := history.lane(rank, name)) is not None]
-    readers = [_Reader(lane, scope, decisions) for lane in lanes]
+    begins = {lane.rank: lane.begin(scope.fields) for lane in lanes}
+    start = common_start(lanes, scope)
+    readers = [_Reader(lane, scope, decisions) for lane in lanes if begins[lane.rank] is not None]
     block = max(64, min(BLOCK, BLOCK_SUM // max(1, len(readers))))
+    for reader in readers:
+        reader.skip(start - (begins[reader.lane.rank] or 0), block)
     rows = 0
-    index = 0
+    index = start
     difference: dict[int, Key] | None = None
     while True:
         for reader in readers:
@@ -140,7 +154,14 @@ def compare(history: History, scope: Scope, name: str) -> Comparison:
         if has_rows
         else (),
         frozenset(reader.lane.rank for reader in readers if reader.rows),
+        start,
+        tuple(rank for rank, begin in begins.items() if begin is None),
     )
+
+
+def common_start(lanes: Sequence[Lane], scope: Scope) -> int:
+    """The index from which on no lane that can be aligned lacks a record at its front."""
+    return max((begin for lane in lanes if (begin := lane.begin(scope.fields)) is not None), default=0)
 
 
 def vote(
@@ -250,6 +271,16 @@ class _Reader:
     def fill(self, count: int) -> None:
         if len(self.ahead) < count:
             self.ahead += islice(self._keys, count - len(self.ahead))
+
+    def skip(self, count: int, block: int) -> None:
+        """Leave out `count` keys: another rank has none to hold against them."""
+        while count > 0:
+            self.fill(min(count, block))
+            taken = min(count, len(self.ahead))
+            if not taken:
+                return
+            self.drop(taken)
+            count -= taken
 
     def take(self, count: int) -> None:
         """The next `count` keys were in a row with those of other ranks."""

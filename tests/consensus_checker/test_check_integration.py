@@ -55,6 +55,15 @@ def test_a_rank_killed_at_any_byte_never_accuses_another(tmp_path: Path, rank: i
         assert rank in (*verdict.coverage.missing, *verdict.coverage.truncated)
 
 
+def test_a_killed_process_is_told_from_a_log_that_was_merely_cut(tmp_path: Path) -> None:
+    text = "0 match:r1=64 events! #stopped\n1 match:r1=64 events! #stopped\n2 match:r1=64 #cut"
+    path = write(tmp_path, text)[2]
+    assert check(find_logs(tmp_path)).code == 4
+    path.write_bytes(path.read_bytes() + bytes(5000))
+    finding = check(find_logs(tmp_path)).finding
+    assert (finding.code, finding.culprit, finding.victims) == (14, (2,), (0, 1))
+
+
 def test_evidence_points_at_lines_that_say_so(tmp_path: Path) -> None:
     write(tmp_path, DIVERGENT)
     for entry in check(find_logs(tmp_path)).finding.evidence:

@@ -123,7 +123,7 @@ def test_a_dropped_kind_is_compared_on_no_rank_of_its_scope() -> None:
     verdict = check(history(text))
     assert (verdict.kind, verdict.code) == ("incomplete", 4)
     assert verdict.coverage.dropped_kinds == {"evict": (2,)}
-    assert list(verdict.to_json()["coverage"])[-1] == "dropped_kinds"
+    assert verdict.to_json()["coverage"]["dropped_kinds"] == {"evict": [2]}
     assert "rank 2 dropped evict" in verdict.finding.summary
 
 

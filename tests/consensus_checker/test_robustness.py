@@ -21,6 +21,14 @@ TEXT = f"""
     2  match:r1=64  backup:17=64{{host_pages_free=5}}  |  {ROUND}  wrong_page  #hung
     3  match:r1=64  backup:17=0{{host_pages_free=0}}   |  {ROUND}  main!  #hung
 """
+LANES = """
+    0       match:r1=64  poll:r1=wait  |  round?  events!  mispaired:events  #hung
+    0/io    state:backend=7  read:7=2  state:idle  #stopped
+    0/sync  state:collective=7  progress!  #hung
+    1       match:r1=64  poll:r1=wait  |  round?  events!  mispaired:events{purpose=poll}  #hung
+    1/io    state:backend=7  #hung
+    1/sync  state:idle  #hung
+"""
 VALUES: tuple[Any, ...] = (
     None,
     "text",
@@ -69,10 +77,11 @@ def _damage(chance: random.Random, fields: dict[str, Any]) -> None:
         fields[name] = chance.choice(VALUES)
 
 
+@pytest.mark.parametrize("text", [TEXT, LANES], ids=["one lane", "lanes"])
 @pytest.mark.parametrize("start", range(0, 1000, 100))
-def test_no_damaged_field_ever_raises(start: int) -> None:
+def test_no_damaged_field_ever_raises(start: int, text: str) -> None:
     for seed in range(start, start + 100):
-        told = History.of(mutated(seed, TEXT))
+        told = History.of(mutated(seed, text))
         verdict = check(told)
         verdict.to_text()
         first_screen(verdict, told)

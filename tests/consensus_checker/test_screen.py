@@ -8,9 +8,10 @@ import pytest
 
 from consensus_checker.check import check
 from consensus_checker.explain import proof
+from consensus_checker.history import History
 from consensus_checker.screen import LINES_MAX, first_screen
 from tests.support.golden import assert_golden
-from tests.support.history import history, lanes
+from tests.support.history import history, lanes, ring
 from tracer.record import Kind
 
 BACKUP_REFUSED = """
@@ -32,7 +33,26 @@ WRONG_MAJORITY = "\n".join(
 )
 EIGHT = "\n".join(f"{rank}  match:r1=64  admit:r1={1 if rank == 5 else 2}" for rank in range(8))
 
+STORE_STUCK = "\n".join(
+    f"{rank}  poll:r1=wait round? events! events. round=0 #hung\n"
+    + (
+        f"{rank}/io  state:backend=7 #hung\n{rank}/sync  state:idle #hung"
+        if rank == 2
+        else f"{rank}/io  state:backend=7 read:7=2 state:idle #hung\n"
+        f"{rank}/sync  state:collective=7 progress! #hung"
+    )
+    for rank in range(4)
+)
+MISPAIRED = """
+    0  round?  mispaired:events{purpose=event_round}  #crashed
+    1  round?  mispaired:events{purpose=event_round}  #crashed
+    2  round?  mispaired:events{purpose=poll}  #crashed
+"""
+
 CASES = {
+    "store_stuck": (STORE_STUCK, None),
+    "mispaired": (MISPAIRED, None),
+    "dead": ("0 match:r1=64 events! #stopped\n1 match:r1=64 events! #stopped\n2 match:r1=64 #killed", None),
     "backup_refused": (BACKUP_REFUSED, None),
     "meeting_skipped": (MEETING_SKIPPED, None),
     "tie": ("0 backup:17=64{host_pages_free=5}\n1 backup:17=0{host_pages_free=0}", None),
@@ -44,6 +64,20 @@ CASES = {
     "incomplete": ("0 match:r1=64 evict:3=1\n1 match:r1=64 #cut", 4),
     "consistent": ("0 match:r1=64 round=1\n1 match:r1=64 round=1", None),
 }
+
+
+def test_a_ring_that_agrees_says_from_where_it_was_compared() -> None:
+    text = "\n".join(f"{rank}  " + " ".join(f"match:r{at}=64" for at in range(40)) for rank in range(2))
+    told = History.of(ring(lanes(text), {0: 20, 1: 21}))
+    assert first_screen(check(told, path="runs/last"), told) == [
+        "CONSISTENT  no rank diverged: 19 calls compared on 2 ranks, of ranks 0-1 only",
+        "          what a ring has kept",
+        "          confidence high | coverage 2/2",
+        "          (all logs complete at their end)",
+        "",
+        "  unsure  of ranks 0-1 the oldest records are gone, a ring has dropped them",
+        "  next    hicache hits runs/last",
+    ]
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.logs import line, write_lane, write_run
+from tests.support.logs import line, lines, write_lane, write_run
 from tracer.errors import HitsError
 from tracer.hits import Hits, hits
 from tracer.log import find_logs
@@ -268,6 +269,214 @@ def test_a_lane_that_was_cut_is_noted(tmp_path: Path) -> None:
     )
 
 
+def prefetch(rid: str, op: int = 1, *, outcome: str = "issued", pages: int = 4) -> list[dict[str, Any]]:
+    """What a request does when it asks the external tier, without what comes of it."""
+    asked = {"op": op if outcome == "issued" else 0, "pages": pages, "tokens": 64 * pages}
+    found = {"device_tokens": 0, "host_tokens": 0, "kv_tokens": 0, "miss_digest": A}
+    return [
+        {"kind": "match", "rid": rid, "purpose": "submit", **found},
+        {"kind": "prefetch_submit", "rid": rid, "attempt": 0, "outcome": outcome, **asked},
+    ]
+
+
+def hit(
+    rid: str, tokens: int, outcome: str = "allocated", *, found: int = 256, op: int = 1
+) -> dict[str, Any]:
+    return {
+        "kind": "prefetch_hit",
+        "op": op,
+        "rid": rid,
+        "attempt": 0,
+        "consume_seq": op,
+        "outcome": outcome,
+        "hit_tokens": found,
+        "tokens": tokens,
+    }
+
+
+def lost(rid: str, why: str, tokens: int = 64, outcome: str = "unfulfilled") -> dict[str, Any]:
+    told = {"outcome": outcome, "reason": why, "tokens": tokens}
+    return {"kind": "prefetch_outcome", "rid": rid, "attempt": 0, **told}
+
+
+def poll(rid: str, verdict: str, policy: str = "timeout") -> dict[str, Any]:
+    asked = {"op": 1, "policy": policy, "completed_tokens": 0, "verdict": verdict}
+    return {"kind": "prefetch_poll", "rid": rid, "attempt": 0, **asked}
+
+
+def loaded(rid: str, tokens: int, outcome: str = "loaded", digests: str = "", op: int = 1) -> dict[str, Any]:
+    counts = {"completed_tokens": tokens, "matched_tokens": 0, "loaded_tokens": tokens}
+    return {
+        "kind": "prefetch_insert",
+        "op": op,
+        "rid": rid,
+        "outcome": outcome,
+        **counts,
+        "new_digests": digests,
+    }
+
+
+SEEN = [*R0, BACKUP, evict(demoted=B + A), evict_host(A + B)]
+
+
+@pytest.mark.parametrize(
+    ("told", "reason_of_it"),
+    [
+        ([hit("r9", 0, "miss", found=0)], "evicted_host"),
+        (
+            [hit("r9", 0, "below_threshold", found=64), lost("r9", "below_threshold")],
+            "declined_below_threshold",
+        ),
+        ([hit("r9", 0, "host_capacity"), lost("r9", "host_capacity")], "declined_host_capacity"),
+        ([lost("r9", "host_capacity"), hit("r9", 64, "partial"), loaded("r9", 64)], "declined_host_capacity"),
+        ([hit("r9", 256), poll("r9", "end"), lost("r9", "deadline"), loaded("r9", 64)], "deadline"),
+        ([hit("r9", 256), lost("r9", "storage_transfer"), loaded("r9", 64)], "declined_storage_transfer"),
+        ([hit("r9", 256), loaded("r9", 0, "dropped")], "declined_dropped"),
+        ([hit("r9", 256), loaded("r9", 0, "hybrid_discard")], "declined_hybrid_discard"),
+        ([poll("r9", "end")], "evicted_host"),
+    ],
+)
+def test_a_page_that_storage_had_and_did_not_give_says_why(
+    told: Sequence[Mapping[str, Any]], reason_of_it: str, tmp_path: Path
+) -> None:
+    served = sum(record["loaded_tokens"] for record in told if record["kind"] == "prefetch_insert")
+    rest = [match("r9", A), admit("r9", storage=served), forward(r9=128 - served), finish("r9")]
+    records = [*SEEN, request("r9"), *prefetch("r9"), *told, *rest]
+    (row,) = [row for row in analyse(tmp_path, records, config=PAGES).rows if row["rid"] == "r9"]
+    assert (row["reason"], row["storage"]) == (reason_of_it, served)
+
+
+PAGES = {"page_size_tokens": 64}
+
+
+def query(op: int, pages: int) -> dict[str, Any]:
+    return {"kind": "query", "op": op, "rid": "r9", "attempt": 0, "pages": 4, "agreed_pages": pages}
+
+
+def test_a_deadline_before_the_hit_is_known_by_the_lane_that_found_it(tmp_path: Path) -> None:
+    rest = [match("r9", A), admit("r9"), forward(r9=128), hit("r9", 0, "stale"), finish("r9")]
+    late = [*SEEN, request("r9"), *prefetch("r9"), poll("r9", "end"), *rest]
+    write_lane(tmp_path, [query(1, 4)], lane="prefetch", config=PAGES)
+    assert analyse(tmp_path, late, config=PAGES).rows[-1]["reason"] == "deadline"
+    early = [{**record, "policy": "best_effort"} if "policy" in record else record for record in late]
+    assert analyse(tmp_path, early, config=PAGES).rows[-1]["reason"] == "declined_not_waited_for"
+
+
+def test_a_page_that_a_prefetch_brought_and_that_was_lost_again_was_evicted(tmp_path: Path) -> None:
+    came = [*prefetch("r9", 2), hit("r9", 256, op=2), loaded("r9", 256, digests=A, op=2), evict_host(A)]
+    before = [*SEEN, request("r9"), *prefetch("r9"), hit("r9", 0, "host_capacity"), *came]
+    records = [*before, match("r9", A), admit("r9"), forward(r9=128), finish("r9")]
+    assert analyse(tmp_path, records, config=PAGES).rows[-1]["reason"] == "evicted_host"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason_of_it"),
+    [("declined_rate_limited", "declined_rate_limited"), ("declined_deadline", "deadline")],
+)
+def test_a_page_that_nobody_asked_for_where_it_had_been_sent_says_why(
+    outcome: str, reason_of_it: str, tmp_path: Path
+) -> None:
+    rest = [match("r9", A), admit("r9"), forward(r9=128), finish("r9")]
+    asked = [request("r9"), *prefetch("r9", outcome=outcome), *rest]
+    assert analyse(tmp_path, [*SEEN, *asked]).rows[-1]["reason"] == reason_of_it
+    # A page that was never seen is cold, whoever was not asked for it.
+    assert analyse(tmp_path, asked).rows[-1]["reason"] == "cold"
+
+
+def test_a_page_that_came_from_storage_is_there_until_the_host_loses_it(tmp_path: Path) -> None:
+    before = [
+        *R0[:5],
+        BACKUP,
+        evict(demoted=B + A),
+        evict_host(A),
+        loaded("r1", 64, digests=A),
+        evict_host(A),
+    ]
+    assert reason(tmp_path, before, NOTHING) == "evicted_host"
+    assert reason(tmp_path, before[:-1], NOTHING) == "unknown"
+
+
+def test_only_the_return_of_an_insert_brings_pages(tmp_path: Path) -> None:
+    call = {"kind": "insert", "phase": "call", "rid": "r0", "owned_pages": 0, "tokens": 64}
+    back = {**insert("r0", A), "phase": "return"}
+    assert reason(tmp_path, [call, back, evict(dropped=A)], NOTHING) == "evicted_device"
+
+
+def test_a_page_whose_state_is_missing_says_so(tmp_path: Path) -> None:
+    records = [request("r9"), match("r9", A, kv_tokens=64), admit("r9"), forward(r9=128), finish("r9")]
+    assert analyse(tmp_path, records).rows[-1]["reason"] == "no_state"
+
+
+def test_pages_from_before_a_flush_were_flushed(tmp_path: Path) -> None:
+    flush = {"kind": "command", "verb": "flush", "reason": "", "verdict": "done"}
+    assert reason(tmp_path, [*R0, flush], NOTHING) == "flushed"
+    assert reason(tmp_path, [*R0, {**flush, "verdict": "refused"}], NOTHING) == "unknown"
+
+
+def retract(rid: str) -> dict[str, Any]:
+    return {"kind": "retract", "rid": rid, "attempt": 0, "output_tokens": 3, "pages": 2}
+
+
+def test_what_a_retracted_request_computes_again_does_not_count(tmp_path: Path) -> None:
+    first = [
+        request("r0", 200),
+        match("r0", A, device=64),
+        admit("r0", device=64),
+        forward(r0=100),
+        forward(r0=36),
+    ]
+    again = [retract("r0"), match("r0", A, device=128), admit("r0", device=128), forward(r0=75), finish("r0")]
+    found = analyse(tmp_path, [*first, *again])
+    assert [(row["device"], row["computed"]) for row in found.rows] == [(64, 136)]
+    assert found.unaccounted == ()
+
+
+def test_the_passes_of_a_chunked_prompt_add_up(tmp_path: Path) -> None:
+    passes = [forward(r0=64), forward(r0=64, r1=10), forward(r0=8)]
+    records = [request("r0", 200), match("r0", A, device=64), admit("r0", device=64), *passes, finish("r0")]
+    found = analyse(tmp_path, [*records, request("r1", 10)])
+    assert [(row["rid"], row["computed"]) for row in found.rows] == [("r0", 136), ("r1", 10)]
+
+
+def aborted(rid: str, place: str = "waiting") -> list[dict[str, Any]]:
+    return [{"kind": "abort", "rid": rid, "place": place}, {**finish(rid), "reason": "abort"}]
+
+
+def test_aborted_requests_are_told_and_not_unaccounted(tmp_path: Path) -> None:
+    records = [
+        *(request("r0", 100), match("r0", A), *aborted("r0")),
+        *(
+            request("r1", 100),
+            match("r1", A),
+            admit("r1", device=40),
+            forward(r1=20),
+            *aborted("r1", "chunked"),
+        ),
+        *(request("r2", 100), match("r2", A), admit("r2"), forward(r2=100), finish("r2")),
+        {"kind": "abort", "rid": "r2", "place": ""},
+    ]
+    found = analyse(tmp_path, records)
+    assert found.unaccounted == ()
+    assert found.notes == ("2 requests were aborted: 140 tokens that nobody served",)
+    assert [row["reason"] for row in found.rows] == [None, "cold", "cold"]
+
+
+def test_a_log_that_begins_late_calls_no_page_cold_and_counts_no_request_it_has_not_seen(
+    tmp_path: Path,
+) -> None:
+    records = [forward(r7=12), request("r0"), match("r0", A), admit("r0"), forward(r0=128), finish("r0")]
+    every = [*records, {"kind": "trailer", "outcome": "completed", "records": 46}]
+    head = json.loads(lines([])[0])
+    path = tmp_path / "rank0000.scheduler.004.jsonl"
+    path.write_bytes(line(40, head) + b"".join(line(40 + at, record) for at, record in enumerate(every)))
+    found = hits(find_logs(tmp_path))
+    assert [(row["rid"], row["computed"], row["reason"]) for row in found.rows] == [("r0", 128, "unknown")]
+    assert found.notes == (
+        "rank0000.scheduler.004.jsonl: the oldest records are gone, up to record 39",
+        "1 request was received before the log begins: not counted",
+    )
+
+
 def test_only_the_first_rank_of_each_replica_counts(tmp_path: Path) -> None:
     run = write_run(
         tmp_path,
@@ -423,3 +632,89 @@ def test_an_insert_tells_new_pages_copies_and_the_prefix_apart(
 def test_a_request_that_nobody_saw_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HitsError, match="no request r9"):
         why(find_logs(write_lane(tmp_path, R0)), "r9")
+
+
+def test_a_story_tells_of_prefetch_chunks_abort_and_retraction(tmp_path: Path) -> None:
+    scheduler = [
+        request("r9", 400, time_ns=1),
+        *({**record, "time_ns": 2} for record in prefetch("r9")),
+        poll("r9", "wait") | {"time_ns": 4},
+        poll("r9", "wait") | {"time_ns": 5},
+        hit("r9", 128, "partial") | {"time_ns": 6},
+        lost("r9", "host_capacity", 128) | {"time_ns": 6},
+        {
+            "kind": "prefetch_ack",
+            "op": 1,
+            "ack": "progress",
+            "consume_seq": 4,
+            "is_current": True,
+            "tokens": 128,
+        }
+        | {"time_ns": 9},
+        {
+            "kind": "prefetch_ack",
+            "op": 2,
+            "ack": "progress",
+            "consume_seq": 5,
+            "is_current": True,
+            "tokens": 1,
+        },
+        loaded("r9", 128, digests=B) | {"time_ns": 9},
+        match("r9", A, host=128) | {"time_ns": 10},
+        {**admit("r9", storage=128), "extend_tokens": 272, "time_ns": 10},
+        {
+            "kind": "load_back",
+            "rid": "r9",
+            "node": 3,
+            "declined": "",
+            "pages": 2,
+            "tokens": 128,
+            "time_ns": 10,
+        },
+        forward(r9=256) | {"time_ns": 11},
+        {"kind": "insert", "phase": "call", "rid": "r9", "owned_pages": 2, "tokens": 384, "time_ns": 12},
+        {"kind": "write_backup", "node": 4, "pages": 4, "tokens": 256, "time_ns": 12},
+        {"kind": "write_backup", "node": 5, "pages": 1, "tokens": 0, "time_ns": 12},
+        {**insert("r9", A), "phase": "return", "node": 4, "new_tokens": 256, "time_ns": 12},
+        {"kind": "write_backup", "node": 6, "pages": 4, "tokens": 256, "time_ns": 12},
+        forward(r9=16) | {"time_ns": 13},
+        {"kind": "transfer_ack", "op": 3, "queue": "write", "nodes": [4], "pages": 4, "time_ns": 14},
+        {"kind": "storage_backup", "op": 8, "node": 4, "pages": 4, "time_ns": 14},
+        retract("r9") | {"time_ns": 15},
+        {"kind": "abort", "rid": "r9", "place": "waiting", "time_ns": 16},
+        finish("r9") | {"reason": "abort", "time_ns": 16},
+    ]
+    asked = {"kind": "query", "op": 1, "rid": "r9", "publish_seq": 1, "agreed_pages": 4, "local_pages": 5}
+    read = {"kind": "read", "op": 1, "batch": 0, "pages": 2, "local_tokens": 128, "error": ""}
+    told = {"kind": "progress", "op": 1, "ack": "progress", "publish_seq": 4, "agreed_tokens": 128}
+    config = {"page_size_tokens": 64}
+    write_lane(tmp_path, [{**asked, "error": "", "time_ns": 3}], lane="prefetch", config=config)
+    write_lane(tmp_path, [{**read, "time_ns": 7}], lane="io", config=config)
+    write_lane(tmp_path, [{**told, "local_tokens": 128, "time_ns": 8}], lane="sync", config=config)
+    write_lane(tmp_path, scheduler, config=config)
+    assert [each.text for each in why(find_logs(tmp_path), "r9")] == [
+        "received with 400 prompt tokens",
+        f"matched 0 tokens on device, 0 on host; first page missed: {A}",
+        "prefetch 1 of 256 tokens from storage submitted",
+        "prefetch 1: 5 pages in this rank's storage, 4 on every rank (hit 1)",
+        "waits for prefetch 1 (timeout)",
+        "prefetch 1: storage has 256 tokens, host memory for 128 (partial)",
+        "128 tokens of its prefetch unfulfilled: host capacity",
+        "prefetch 1, batch 0 of 2 pages: 128 tokens read",
+        "prefetch 1: progress 128 on every rank, 128 here (ack 4)",
+        "prefetch 1: progress 128 applied (ack 4)",
+        "prefetch 1 loaded: 128 tokens read, 0 were there, 128 entered the tree",
+        f"matched 0 tokens on device, 128 on host; first page missed: {A}",
+        "admitted: 0 tokens from device, 0 from host, 128 from storage, 272 to compute",
+        "load back of 128 tokens from host (node 3)",
+        "forward (extend): 256 tokens computed, 16 to go in later chunks",
+        "backup of 4 pages to host begins (node 4)",
+        "backup of 1 page to host is refused (node 5)",
+        "256 new tokens entered the tree (node 4), the other 128 were its cached prefix",
+        "forward (extend): 16 tokens computed",
+        "transfer 3 (write) applied (node 4)",
+        "write 8 of 4 pages to storage begins (node 4)",
+        "retracted after 3 tokens: 2 pages given back, it waits again",
+        "aborted (waiting)",
+        "finished (abort) after 1 token",
+    ]

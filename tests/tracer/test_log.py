@@ -180,6 +180,47 @@ def test_a_missing_segment_is_seen(tmp_path: Path) -> None:
     )
 
 
+def ring(folder: Path, *, counts: dict[str, int] | None, kept: int = 1) -> Path:
+    """Segments 001 and 002 of a lane of five records, of which the first two are gone."""
+    head, *every = lines([BACKUP, NOTE, BACKUP, NOTE, BACKUP])
+    more = {} if counts is None else {"counts_before": counts}
+    begun = [line(0, json.loads(head) | more), *every[2:]]
+    starts = [line(3, json.loads(begun[0])), line(5, json.loads(head))]
+    for index, part in enumerate((begun[1:3], begun[3:]), start=1):
+        if index >= kept:
+            path = folder / f"rank0000.scheduler.{index:03d}.jsonl"
+            path.write_bytes(starts[index - 1] + b"".join(part))
+    return folder
+
+
+def test_a_lane_whose_first_segments_are_gone_begins_where_the_rest_does(tmp_path: Path) -> None:
+    lane, records = read(ring(tmp_path, counts={"write_backup": 1, "note": 1}))
+    assert [record["seq"] for record in records] == [3, 4, 5]
+    assert (lane.is_complete, lane.cut, lane.count) == (True, "", 3)
+    assert (lane.last_dropped_seq, lane.counts_before) == (2, {"write_backup": 1, "note": 1})
+    assert lane.begin == "rank0000.scheduler.001.jsonl: the oldest records are gone, up to record 2"
+
+
+def test_a_lane_that_nobody_counted_does_not_know_what_is_missing(tmp_path: Path) -> None:
+    lane, records = read(ring(tmp_path, counts=None, kept=2))
+    assert ([record["seq"] for record in records], lane.counts_before) == ([5], None)
+    whole, _ = read(write_lane(tmp_path / "whole", [NOTE]))
+    assert (whole.last_dropped_seq, whole.counts_before, whole.begin) == (0, {}, "")
+
+
+def test_counts_that_are_no_counts_are_damage(tmp_path: Path) -> None:
+    ring(tmp_path, counts={"note": -1}, kept=1)
+    assert "its header is damaged" in find_logs(tmp_path).unreadable[0]
+
+
+def test_only_a_file_that_was_never_cut_is_unsealed(tmp_path: Path) -> None:
+    path = write_lane(tmp_path, [BACKUP], outcome=None)
+    lane, _ = read(path)
+    assert (lane.is_unsealed, lane.cut) == (False, f"{NAME}: cut behind record 1, without a trailer")
+    path.write_bytes(path.read_bytes() + bytes(5000))
+    assert read(path)[0].is_unsealed
+
+
 def test_a_later_segment_without_a_header_tears_its_lane(tmp_path: Path) -> None:
     every = lines([BACKUP, NOTE])
     segments(tmp_path, every[:2], every[2:])
@@ -276,7 +317,7 @@ def test_a_segment_left_over_from_another_run_is_not_read_as_the_same_lane(tmp_p
     assert run.run_ids == ("new", "old")
     for lane in run.lanes:
         list(lane.records())
-    assert [lane.count for lane in run.lanes] == [1, 0]
+    assert [(lane.count, lane.last_dropped_seq) for lane in run.lanes] == [(1, 0), (1, 1)]
 
 
 @pytest.mark.parametrize(

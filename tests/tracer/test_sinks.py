@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.logs import DECIDE, SMALL_KINDS, place
+from tests.support.logs import DECIDE, NOTE, SMALL_KINDS, place
 from tracer.log import find_logs
 from tracer.record import header
-from tracer.sinks import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SegmentSink, write_meta
+from tracer.sinks import RING_SEGMENTS, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SegmentSink, write_meta
 from tracer.tracer import Tracer
 
 HEADER = header(place(), SMALL_KINDS, lane="scheduler", run_id="run-a", tool_version="test")
@@ -304,3 +304,148 @@ def test_closing_never_touches_another_file_that_took_the_path(tmp_path: Path) -
     (lane,) = find_logs(tmp_path / "moved.jsonl").lanes
     assert [record["node"] for record in lane.records()] == [0, 1, 2]
     assert lane.is_complete
+
+
+RING_BYTES = 8 * SEGMENT_BYTES_MIN
+
+
+def open_ring(
+    folder: Path, *, limit_bytes: int = RING_BYTES, warn: Callable[[str], None] | None = None
+) -> Tracer:
+    return Tracer(SegmentSink(folder, 0, "scheduler", warn=warn, limit_bytes=limit_bytes), HEADER, lambda: 7)
+
+
+def bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def test_a_ring_keeps_the_newest_records_within_its_limit(tmp_path: Path) -> None:
+    tracing = open_ring(tmp_path)
+    emit, note = tracing.emitter(DECIDE), tracing.emitter(NOTE)
+    for node in range(20_000):
+        emit(node, 1, 64, 5)
+        if node % 2:
+            note("x")
+        assert bytes_in(tmp_path) <= RING_BYTES
+    tracing.close("completed")
+    (lane,) = find_logs(tmp_path).lanes
+    records = list(lane.records())
+    assert lane.is_complete
+    assert [record["seq"] for record in records] == list(range(lane.last_dropped_seq + 1, 30_001))
+    assert bytes_in(tmp_path) > RING_BYTES * (RING_SEGMENTS - 2) // RING_SEGMENTS
+    kept = {kind: sum(record["kind"] == kind for record in records) for kind in ("write_backup", "note")}
+    assert lane.counts_before == {
+        "write_backup": 20_000 - kept["write_backup"],
+        "note": 10_000 - kept["note"],
+    }
+
+
+def test_a_ring_that_never_filled_has_everything(tmp_path: Path) -> None:
+    tracing = open_ring(tmp_path)
+    write(tracing, 1000)
+    tracing.close("completed")
+    (lane,) = find_logs(tmp_path).lanes
+    assert (len(list(lane.records())), lane.last_dropped_seq, lane.counts_before) == (1000, 0, {})
+
+
+def test_a_lane_that_keeps_everything_counts_nothing(tmp_path: Path) -> None:
+    tracing = open_tracer(tmp_path)
+    write(tracing, MORE_THAN_A_SEGMENT)
+    tracing.close("completed")
+    assert b"counts_before" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_a_small_ring_has_small_segments(tmp_path: Path) -> None:
+    tracing = open_ring(tmp_path, limit_bytes=40_000)
+    write(tracing, 3000)
+    tracing.close("completed")
+    assert bytes_in(tmp_path) <= 40_000
+    assert nodes(tmp_path)[-1] == 2999
+
+
+def test_a_ring_leaves_a_file_alone_that_took_a_name_of_its_own(tmp_path: Path) -> None:
+    tracing = open_ring(tmp_path)
+    write(tracing, MORE_THAN_A_SEGMENT)
+    first = tmp_path / "rank0000.scheduler.000.jsonl"
+    first.unlink()
+    first.write_text("mine")
+    write(tracing, 20_000)
+    tracing.close("completed")
+    assert first.read_text() == "mine"
+
+
+def test_a_ring_whose_files_were_taken_away_goes_on(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    tracing = open_ring(tmp_path, warn=warnings.append)
+    write(tracing, MORE_THAN_A_SEGMENT)
+    (tmp_path / "rank0000.scheduler.000.jsonl").unlink()
+    write(tracing, 20_000)
+    tracing.close("completed")
+    assert (warnings, nodes(tmp_path)[-1]) == ([], 19_999)
+
+
+RING_CRASH = """
+import os, sys
+sys.path.insert(0, {root!r})
+from pathlib import Path
+from tests.tracer.test_sinks import open_ring
+from tests.support.logs import DECIDE
+tracing = open_ring(Path({folder!r}), limit_bytes=40_000)
+emit = tracing.emitter(DECIDE)
+node = 0
+while True:
+    emit(node, 1, 64, 5)
+    os.write(1, b"%d\\n" % node)
+    node += 1
+"""
+
+
+@pytest.mark.parametrize("acknowledged", [1, 150, *range(1000, 1015), 3000])
+def test_a_ring_killed_while_it_turns_has_no_gap_and_misses_nothing_new(
+    tmp_path: Path, acknowledged: int
+) -> None:
+    script = RING_CRASH.format(root=str(ROOT), folder=str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        seen = [int(child.stdout.readline()) for _ in range(acknowledged)]
+        child.send_signal(signal.SIGKILL)
+        seen += [int(text) for text in child.stdout.read().split(b"\n")[:-1]]
+    (lane,) = find_logs(tmp_path).lanes
+    read = [record["node"] for record in lane.records()]
+    assert read == list(range(read[0], read[0] + len(read)))
+    assert lane.last_dropped_seq == read[0]
+    assert seen[-1] <= read[-1] <= seen[-1] + 1
+    assert lane.trailer is None
+    assert bytes_in(tmp_path) <= 40_000
+
+
+KILLED_BETWEEN = """
+import os, signal, sys
+sys.path.insert(0, {root!r})
+from pathlib import Path
+import tracer.sinks
+from tests.tracer.test_sinks import open_ring, write
+count = 0
+def step(name, real):
+    def killed(*args, **more):
+        global count
+        count += 1
+        if count == {nth}:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **more)
+    return killed
+tracing = open_ring(Path({folder!r}), limit_bytes=40_000)
+for name in ("unlink", "open", "posix_fallocate", "fstat", "lstat"):
+    setattr(os, name, step(name, getattr(os, name)))
+write(tracing, 5000)
+"""
+
+
+@pytest.mark.parametrize("nth", range(1, 40))
+def test_a_ring_killed_at_any_call_of_a_turn_can_be_read(tmp_path: Path, nth: int) -> None:
+    script = KILLED_BETWEEN.format(root=str(ROOT), folder=str(tmp_path), nth=nth)
+    done = subprocess.run([sys.executable, "-c", script])
+    assert done.returncode == -signal.SIGKILL
+    (lane,) = find_logs(tmp_path).lanes
+    read = [record["node"] for record in lane.records()]
+    assert read == list(range(lane.last_dropped_seq, lane.last_dropped_seq + len(read)))

@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
+from hicache.probes import KINDS as KINDS_OF_RUNTIME
 from tests.support.logs import line, lines, write_lane, write_run
 from tracer.errors import LogError, StoreError
+from tracer.load import FIELD_TYPES
+from tracer.queries import QUERIES
 from tracer.record import Kind
 from tracer.sinks import write_meta
-from tracer.trace_store import QUERIES, TraceStore, open_store
+from tracer.trace_store import TraceStore, open_store
 
 EVICT = Kind("evict", "decision", compared=("pages_wanted", "surprise"), agree=("tp",))
 BACKUP = Kind("write_backup", "decision", agree=("tp",), compared=("node", "pages", "tokens"))
@@ -179,11 +182,205 @@ def test_a_field_named_like_a_column_of_ours_is_kept_beside_it(store: TraceStore
         ("heartbeats", ("rank", "lane", "seq", "step", "time_ns", "count")),
     ],
 )
-def test_views_without_records_yet_have_their_columns(
+def test_views_without_records_have_their_columns(
     store: TraceStore, view: str, columns: tuple[str, ...]
 ) -> None:
     answer = store.query(f"SELECT * FROM {view}")
     assert (set(columns) <= set(answer.columns), answer.rows) == (True, ())
+
+
+HANDLE = {"rid": "r0", "attempt": 0}
+SUBMIT = {"kind": "prefetch_submit", **HANDLE, "node": 1, "pages": 4}
+STORAGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "scheduler": [
+        {**SUBMIT, "op": 0, "outcome": "declined_rate_limited", "tokens": 0, "time_ns": 1},
+        {**SUBMIT, "op": 1, "outcome": "issued", "tokens": 256, "step": 1, "time_ns": 2},
+        {
+            "kind": "prefetch_outcome",
+            **HANDLE,
+            "outcome": "unfulfilled",
+            "reason": "host_capacity",
+            "tokens": 128,
+        },
+        {
+            **{"kind": "prefetch_hit", "op": 1, **HANDLE, "consume_seq": 3, "outcome": "partial", "step": 2},
+            **{"hit_tokens": 256, "tokens": 128, "time_ns": 4},
+        },
+        {"kind": "prefetch_retry", **HANDLE, "cause": "rate_limited", "verdict": "armed", "tries": 0},
+        {"kind": "prefetch_ack", "op": 1, "ack": "progress", "consume_seq": 5, "tokens": 64, "time_ns": 7},
+        {"kind": "prefetch_ack", "op": 1, "ack": "completed", "consume_seq": 6, "tokens": 128, "time_ns": 8},
+        {
+            **{"kind": "prefetch_insert", "op": 1, "rid": "r0", "outcome": "loaded", "step": 5, "time_ns": 8},
+            **{"completed_tokens": 64, "matched_tokens": 0, "loaded_tokens": 64},
+        },
+        {**SUBMIT, "op": 2, "outcome": "issued", "tokens": 256, "step": 6, "time_ns": 9},
+        {
+            "kind": "prefetch_outcome",
+            **HANDLE,
+            "outcome": "cancelled",
+            "reason": "",
+            "tokens": 256,
+            "step": 7,
+        },
+        {"kind": "storage_backup", "op": 1, "node": 3, "pages": 4, "time_ns": 10},
+        {"kind": "storage_ack", "op": 1, "nodes": [3], "pages": 4, "time_ns": 12},
+    ],
+    "prefetch": [
+        {"kind": "lane_state", "state": "idle", "op": None, "time_ns": 1},
+        {"kind": "lane_state", "state": "backend", "op": 1, "time_ns": 3},
+        {
+            **{"kind": "query", "op": 1, **HANDLE, "pages": 4, "publish_seq": 3, "time_ns": 3},
+            **{"agreed_pages": 4, "local_pages": 5, "local_boundaries": [5], "error": ""},
+        },
+    ],
+    "io": [
+        {"kind": "read", "op": 1, "batch": 0, "pages": 2, "local_tokens": 64, "error": "cut", "time_ns": 5}
+    ],
+    "sync": [
+        {"kind": "progress", "op": 1, "ack": "progress", "publish_seq": 5, "agreed_tokens": 64, "time_ns": 6},
+        {
+            "kind": "progress",
+            "op": 1,
+            "ack": "completed",
+            "publish_seq": 6,
+            "agreed_tokens": 128,
+            "time_ns": 7,
+        },
+    ],
+    "backup": [{"kind": "storage_write", "op": 1, "pages": 4, "written_pages": 4, "time_ns": 11}],
+}
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceStore]:
+    folder = tmp_path_factory.mktemp("stored")
+    for rank in range(2):
+        for lane, records in STORAGE.items():
+            # One store of two has a page and a side pool less.
+            own = [
+                {**record, "local_pages": 4, "local_boundaries": [0]}
+                if rank and record["kind"] == "query"
+                else record
+                for record in records
+            ]
+            write_lane(folder, own, rank=rank, lane=lane, sizes={"tp": 2})
+    with open_store(folder) as opened:
+        yield opened
+
+
+def test_a_prefetch_is_one_row_from_its_submission_to_what_became_of_it(stored: TraceStore) -> None:
+    answer = stored.query(
+        "SELECT op, submit_outcome, local_pages, agreed_pages, publish_seq, consume_seq, hit_outcome, "
+        "hit_tokens, allocated_tokens, reads, local_tokens, read_errors, acks_published, acks_consumed, "
+        "agreed_tokens, loaded_tokens, done_step, outcome, lost_tokens, lost_reasons, tries_before, "
+        "retry_records FROM prefetches WHERE rank = 0"
+    )
+    nothing = (None,) * 14
+    assert answer.rows == (
+        (None, "declined_rate_limited", *nothing, None, "declined_rate_limited", None, None, 0, 1),
+        (
+            *(1, "issued", 5, 4, 3, 3, "partial", 256, 128, 1, 64, 1, 2, 2, 64),
+            *(64, 5, "loaded", 128, "host_capacity", 1, 1),
+        ),
+        (2, "issued", *nothing, 7, "cancelled", 256, None, 2, 1),
+    )
+
+
+def test_queues_hold_what_the_external_tier_was_asked_for_as_well(stored: TraceStore) -> None:
+    answer = stored.query(
+        "SELECT queue, list(event || ' ' || op || ' ' || in_flight ORDER BY time_ns) FROM queues "
+        "WHERE rank = 0 GROUP BY queue ORDER BY queue"
+    )
+    assert answer.rows == (
+        ("backup", ["enqueue 1 1", "done 1 1", "ack 1 0"]),
+        ("prefetch", ["enqueue 1 1", "done 1 1", "ack 1 0", "enqueue 2 1"]),
+        ("read", ["enqueue 1 1", "done 1 1", "ack 1 0"]),
+    )
+    assert stored.canned("queues_open").rows[:1] == ((0, "prefetch", 2, 4, 6, False),)
+
+
+def test_heartbeats_say_what_a_lane_was_at_and_how_long(stored: TraceStore) -> None:
+    answer = stored.query('SELECT lane, state, op, "count", lasted_ns FROM heartbeats WHERE rank = 1')
+    assert answer.rows == (("prefetch", "idle", None, 1, 2), ("prefetch", "backend", 1, 2, None))
+    assert stored.canned("lanes_at").rows[:4] == (
+        (0, "scheduler", "completed", None, None, None, None),
+        (0, "backup", "completed", None, None, None, None),
+        (0, "io", "completed", None, None, None, None),
+        (0, "prefetch", "completed", "backend", 1, 0, 3),
+    )
+
+
+def test_a_store_that_has_less_than_its_peers_is_told_and_is_no_fault(stored: TraceStore) -> None:
+    columns = (
+        "rank",
+        "queries_short",
+        "pages_short",
+        "side_pools_short",
+        "first_op",
+        "query_errors",
+        "read_errors",
+    )
+    skew = stored.canned("storage_skew")
+    assert (skew.columns, skew.rows) == (columns, ((0, 0, 0, 0, None, 0, 1), (1, 1, 1, 1, 1, 0, 1)))
+
+
+def test_what_became_of_prefetches_is_counted(stored: TraceStore) -> None:
+    assert [row[1:4] for row in stored.canned("prefetch_outcomes").rows] == [
+        ("cancelled", None, 1),
+        ("declined_rate_limited", None, 1),
+        ("loaded", "host_capacity", 1),
+    ]
+
+
+def test_a_request_knows_of_its_abort_and_its_retractions(tmp_path: Path) -> None:
+    records: list[Mapping[str, Any]] = [
+        {"kind": "request", "rid": "r0", "input_tokens": 100, "priority": 5, "namespace": "ab"},
+        {"kind": "forward", "mode": "extend", "rids": ["r0"], "computed_tokens": [60]},
+        {"kind": "forward", "mode": "extend", "rids": ["r0"], "computed_tokens": [40]},
+        {"kind": "retract", "rid": "r0", "attempt": 0, "output_tokens": 3, "pages": 2},
+        {"kind": "forward", "mode": "extend", "rids": ["r0"], "computed_tokens": [103]},
+        {"kind": "abort", "rid": "r0", "place": "running", "step": 9},
+        {"kind": "abort", "rid": "r0", "place": "", "step": 11},
+    ]
+    with open_store(write_lane(tmp_path, records)) as opened:
+        answer = opened.query(
+            "SELECT computed_tokens, prefills, retractions, abort_step, abort_place, priority, namespace "
+            "FROM requests"
+        )
+    assert answer.rows == ((100, 2, 1, 9, "running", 5, "ab"),)
+
+
+def test_every_field_of_the_runtime_has_a_type() -> None:
+    untyped = {field for kind in KINDS_OF_RUNTIME for field in kind.fields} - set(FIELD_TYPES)
+    # What the meeting guard met is a list of maps.
+    assert untyped == {"others"}
+
+
+def test_only_fields_of_kinds_that_are_there_are_read_and_all_have_a_column(tmp_path: Path) -> None:
+    path = write_lane(tmp_path, [{**BACKED_UP, "written_pages": 7}], kinds=(BACKUP,))
+    with open_store(path) as opened:
+        answer = opened.query("SELECT tokens, written_pages, miss_digest FROM records")
+    assert answer.rows == ((64, None, None),)
+
+
+BACKED_UP = {"kind": "write_backup", "node": 3, "pages": 1, "tokens": 64}
+
+
+def test_a_lane_whose_oldest_records_are_gone_is_told(tmp_path: Path) -> None:
+    head = json.loads(lines([])[0])
+    every = [BACKED_UP, {"kind": "trailer", "outcome": "completed", "records": 8}]
+    path = tmp_path / "rank0000.scheduler.002.jsonl"
+    path.write_bytes(line(7, head) + b"".join(line(7 + at, record) for at, record in enumerate(every)))
+    with open_store(tmp_path) as opened:
+        assert opened.query("SELECT records, last_dropped_seq FROM lanes").rows == ((1, 6),)
+        assert opened.notes == ("rank0000.scheduler.002.jsonl: the oldest records are gone, up to record 6",)
+
+
+def test_a_rank_fared_as_its_worst_lane(tmp_path: Path) -> None:
+    for lane, outcome in (("scheduler", "hung"), ("io", "stopped"), ("sync", "completed")):
+        write_lane(tmp_path, [], lane=lane, outcome=outcome)
+    with open_store(tmp_path) as opened:
+        assert opened.query("SELECT lanes, outcome FROM ranks").rows == ((3, "hung"),)
 
 
 @pytest.mark.parametrize("name", QUERIES)

@@ -1,0 +1,114 @@
+"""Ranks that ended before their time: by an error of their own, or without a word."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from consensus_checker.evidence import last_lines, last_step, waiting_lines
+from consensus_checker.finding import Alternative, Finding, Victim
+from consensus_checker.history import History
+from consensus_checker.stall import Stall, stands_text
+from consensus_checker.words import ranks_text
+
+CRASHED = "crashed"
+DEAD = "dead"
+
+
+def dead(history: History, stall: Stall) -> Finding | None:
+    """Ranks whose process ended without a word while all others closed their logs.
+
+    The file of a killed process still has the room that was never written. One that was merely cut, for
+    want of disk space or by a copy, has not, and says nothing about its process. Nobody is named where
+    another rank ended by an error that it had outside of any call: what came after may have been killed.
+    """
+    outcomes = {rank: {lane.outcome for lane in history.lanes_of(rank)} for rank in history.ranks}
+    gone = tuple(rank for rank, ended in outcomes.items() if ended == {None})
+    closed = set().union(*(ended for rank, ended in outcomes.items() if rank not in gone))
+    unsealed = {lane.rank for lane in history.lanes if lane.is_unsealed}
+    if not gone or not set(gone) <= unsealed or None in closed or not closed & {"hung", "stopped", "crashed"}:
+        return None
+    raised = [rank for rank, ended in outcomes.items() if "crashed" in ended]
+    if any(stall.wait_of(rank) is None for rank in raised):
+        return None
+    # Killed in the end like the others: whoever still waited for somebody was not the first to go.
+    first = tuple(rank for rank in gone if (wait := stall.wait_of(rank)) is None or not wait.absent)
+    rest = tuple(rank for rank in gone if rank not in first)
+    waits = [wait for wait in stall.waits if set(wait.absent) & set(first)]
+    victims = tuple(sorted({rank for wait in waits for rank in wait.ranks} - set(gone)))
+    step = last_step(stall, first or gone)
+    log = "its log" if len(first or gone) == 1 else "their logs"
+    who = f"{ranks_text(first or gone)} ended in step {step}"
+    return Finding(
+        "dead",
+        14,
+        DEAD,
+        f"{who} without closing {log}; every other rank closed its own",
+        "undetermined" if not first else "high" if waits else "medium",
+        ("unwritten room at the end of the log", *(("the others wait for it",) if waits else ())),
+        culprit=first,
+        victims=victims,
+        unknown=rest,
+        victim=Victim(victims or gone, waits[0].where if waits else "the end of its log", step, None),
+        evidence=(
+            *last_lines(history, first, stall, "culprit"),
+            *last_lines(history, rest, stall, "unknown"),
+            *waiting_lines([one for wait in waits if (one := wait.without(gone)) is not None], "victim"),
+        ),
+        alternatives=(Alternative("it still runs, and can't be reached", DEAD),),
+    )
+
+
+def crashed(history: History, stall: Stall) -> Finding | None:
+    """Ranks that ended by an error of their own."""
+    ranks = tuple(sorted({lane.rank for lane in history.lanes if lane.outcome == "crashed"}))
+    if not ranks:
+        return None
+    if len(ranks) > 1 and len(ranks) == history.world_size:
+        return _all_crashed(history, stall, ranks)
+    step = last_step(stall, ranks)
+    return Finding(
+        "invariant",
+        18,
+        CRASHED,
+        f"{ranks_text(ranks)} stopped on an error in step {step}",
+        "medium",
+        ("trailer says crashed",),
+        victims=ranks,
+        victim=Victim(ranks, f"crash, {stands_text(history, stall, ranks[0])}", step, None),
+        evidence=last_lines(history, ranks, stall, "victim"),
+    )
+
+
+def _all_crashed(history: History, stall: Stall, ranks: tuple[int, ...]) -> Finding:
+    """Every log was closed as crashed: who raised can only be guessed from who was not in a collective."""
+    outside = tuple(rank for rank in ranks if stall.wait_of(rank) is None)
+    named = outside if len(outside) < len(ranks) else ()
+    unknown = () if named else ranks
+    text = f"{ranks_text(named)} was not in a collective" if len(named) == 1 else ""
+    text = text or (f"{ranks_text(named)} were not in a collective" if named else "none stands out")
+    seen = named or ranks
+    step = last_step(stall, seen)
+    return Finding(
+        "invariant",
+        18,
+        CRASHED,
+        f"every rank's log says crashed, and {text}",
+        "low",
+        ("trailers say crashed on all ranks",),
+        victims=named,
+        unknown=unknown,
+        victim=Victim(seen, f"crash, {stands_text(history, stall, seen[0])}", step, None),
+        evidence=last_lines(history, seen, stall, "victim" if named else "unknown"),
+    )
+
+
+def with_crash(finding: Finding, died: Finding) -> Finding:
+    """The divergence with the crash it led to."""
+    named = sorted({*died.culprit, *died.victims})
+    return replace(
+        finding,
+        victims=tuple(rank for rank in named if rank not in (*finding.culprit, *finding.unknown)),
+        victim=died.victim,
+        consequence=(died.kind, died.code),
+        evidence=(*finding.evidence, *died.evidence),
+    )

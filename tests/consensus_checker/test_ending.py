@@ -1,0 +1,85 @@
+"""Processes that died: what their files show, what their peers waited for, and when nobody may be named."""
+
+from __future__ import annotations
+
+import pytest
+
+from consensus_checker.check import check
+from consensus_checker.finding import Finding
+from tests.support.history import history, lanes
+
+KILLED = "0 match:r1=64 events! #stopped\n1 match:r1=64 events! #stopped\n2 match:r1=64 #killed"
+
+
+def finding_of(text: str, *, pp: int = 1) -> Finding:
+    return check(history(text, pp=pp)).finding
+
+
+def named(text: str) -> tuple[object, ...]:
+    finding = finding_of(text)
+    return finding.kind, finding.code, finding.culprit, finding.unknown, finding.level
+
+
+def test_a_rank_whose_log_was_never_closed_while_all_others_were_is_dead() -> None:
+    finding = finding_of(KILLED)
+    assert (finding.kind, finding.code, finding.rule) == ("dead", 14, "dead")
+    assert (finding.culprit, finding.victims, finding.level) == ((2,), (0, 1), "high")
+    assert finding.summary == (
+        "rank 2 ended in step 0 without closing its log; every other rank closed its own"
+    )
+    assert finding.victim is not None
+    assert (finding.victim.ranks, finding.victim.where) == ((0, 1), "all_reduce tp0/events #0")
+    assert [entry.supports for entry in finding.evidence] == ["culprit 2", "victim 0", "victim 1"]
+
+
+@pytest.mark.parametrize("end", ["#hung", "#crashed"])
+def test_peers_of_a_dead_rank_may_hang_or_fail_in_the_call_in_which_they_miss_it(end: str) -> None:
+    assert named(KILLED.replace("#stopped", end)) == ("dead", 14, (2,), (), "high")
+
+
+def test_without_anybody_who_waits_for_it_a_dead_rank_is_less_sure() -> None:
+    assert named(KILLED.replace(" events!", "")) == ("dead", 14, (2,), (), "medium")
+
+
+def test_a_log_that_was_cut_and_closed_says_nothing_of_its_process() -> None:
+    assert named(KILLED.replace("#killed", "#cut"))[:3] == ("incomplete", 4, ())
+    hung = KILLED.replace("#killed", "#cut").replace("#stopped", "#hung")
+    assert named(hung)[:3] == ("undetermined", 20, ())
+
+
+def test_where_everybody_was_killed_nobody_is_named() -> None:
+    assert named(KILLED.replace("#stopped", "#killed"))[:3] == ("incomplete", 4, ())
+
+
+def test_where_the_others_completed_a_log_without_an_end_is_only_incomplete() -> None:
+    assert named("0 match:r1=64\n1 match:r1=64\n2 match:r1=64 #killed")[:3] == ("incomplete", 4, ())
+
+
+def test_of_several_killed_ranks_those_that_still_waited_were_not_the_first() -> None:
+    text = "0 match:r1=64 events! #stopped\n1 match:r1=64 events! #killed\n2 match:r1=64 #killed"
+    assert named(text) == ("dead", 14, (2,), (1,), "high")
+
+
+def test_a_rank_that_failed_by_itself_may_have_had_the_others_killed() -> None:
+    text = "0 match:r1=64 #crashed\n1 match:r1=64 events! #killed\n2 match:r1=64 events! #killed"
+    finding = finding_of(text)
+    assert (finding.rule, finding.victims, finding.culprit) == ("crashed", (0,), ())
+
+
+def test_a_process_is_alive_while_one_of_its_lanes_was_closed() -> None:
+    text = KILLED + "\n2/io state:idle #stopped\n0/io state:idle #stopped\n1/io state:idle #stopped"
+    assert finding_of(text).kind != "dead"
+    assert finding_of(text.replace("2/io state:idle #stopped", "2/io state:idle #killed")).kind == "dead"
+
+
+def test_a_death_after_a_divergence_is_where_that_led_to() -> None:
+    text = KILLED.replace("2 match:r1=64", "2 match:r1=0")
+    finding = finding_of(text)
+    assert (finding.code, finding.culprit, finding.consequence) == (10, (2,), ("dead", 14))
+    assert finding.victims == (0, 1)
+
+
+def test_a_killed_rank_in_another_replica_is_another_finding() -> None:
+    text = "0 match:r1=64\n1 match:r1=0\n2 match:r9=64 events! #stopped\n3 match:r9=64 #killed"
+    verdict = check(lanes(text, dp=2))
+    assert [finding.code for finding in (verdict.finding, *verdict.findings)] == [10, 14]
