@@ -23,6 +23,7 @@ try:
     from cli.commands.run import run
     from cli.commands.zoo import app as zoo
     from cli.errors import INTERRUPTED, OK, USAGE, report, tell
+    from cli.options import GroupedCommand
 except KeyboardInterrupt:
     # Ctrl-C while the command is being loaded: nobody is there yet who could say so.
     sys.exit(130)
@@ -34,7 +35,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(short_help="A bug from production, its verdict and its twin, in one go.")(demo)
-app.command(short_help="Run the simulated runtime; one log a rank.")(run)
+app.command(cls=GroupedCommand, short_help="Run the runtime, simulated or in real processes.")(run)
 app.command(short_help="Which rank took the wrong turn, where and why.")(check)
 app.command(short_help="Which tier served the prompts, and why not more.")(hits)
 app.command(short_help="Ask the logs in SQL.")(query)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from cli.errors import CliError
 
@@ -54,4 +55,20 @@ def one_of(option: str, value: str, known: Sequence[str], *, later: Sequence[str
     if value in known:
         return value
     what = f"{option} {value} is not supported yet" if value in later else f"{option} {value} is not known"
-    raise CliError(what, expected=" or ".join((", ".join(known[:-1]), known[-1])))
+    *others, last = known
+    raise CliError(what, expected=" or ".join(filter(None, (", ".join(others), last))))
+
+
+class GroupedCommand(TyperCommand):
+    """A command with so many options that its help shows them by panel, in plain text as everywhere."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                panel = getattr(parameter, "rich_help_panel", None) or "Options"
+                panels.setdefault(panel, []).append(record)
+        for panel, records in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl(records)

@@ -19,6 +19,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "consensus_checker": ("consensus_checker", "tracer", "duckdb"),
     "cli": ("cli", "hicache", "tracer", "consensus_checker", "duckdb", "typer", "rich", "click"),
     "hicache": ("hicache", "tracer"),
+    "hicache.transport.gloo": ("hicache", "tracer", "torch"),
+    "hicache.worker": ("hicache", "tracer", "msgspec"),
 }
 # hicache, lowest first: a module imports its own layer and those below it.
 LAYERS: tuple[tuple[str, ...], ...] = (
@@ -30,9 +32,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("hicache.loop", "hicache.schedule", "hicache.ledger"),
     ("hicache.probes",),
     ("hicache.control",),
-    ("hicache.transport",),
+    ("hicache.transport", "hicache.storage"),
     ("hicache.rank", "hicache.workload", "hicache.agentic"),
-    ("hicache.sim",),
+    # What bends the world, in every mode.
+    ("hicache.sim.engine", "hicache.sim.faults", "hicache.sim.bugs", "hicache.sim.storage"),
+    ("hicache.job",),
+    ("hicache.sim", "hicache.real_time"),
+    ("hicache.threads", "hicache.worker"),
+    ("hicache.launch",),
     ("hicache.zoo",),
 )
 # Below this layer the runtime knows of the tracer only what a record is.

@@ -1,36 +1,32 @@
-"""`hicache run`: options in, a plan, one simulated run, its logs in a folder.
+"""`hicache run`: options in, a plan, one run in one of three modes, its logs in a folder.
 
 What the contract names and this version can't do is refused here, by name; nothing is ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Any, cast
 
-import typer
-
+from cli.commands import run_options as opt
 from cli.errors import INTERRUPTED, UNREADABLE, CliError, tell
 from cli.folder import own_files, prepared, refuse_used
-from cli.options import Json, OutDir, Overwrite, Plugins, Quiet
+from cli.options import Json, OutDir, Overwrite, Quiet, one_of
 
 if TYPE_CHECKING:
-    from hicache.config import Config
-    from hicache.sim.world import Plan, Result
-    from hicache.workload import Workload
-
-# Option -> what works today; every other value of the contract is refused.
-TODAY = {
-    "--mode": ("sim",),
-    "--model": ("none",),
-    "--hicache-write-policy": ("write_through",),
-    "--radix-eviction-policy": ("lru",),
-    "--hicache-storage-backend": ("none",),
-    "--meeting-guard": ("off",),
-    "--trace": ("full", "off"),
-    "--decode-steps": ("one", "all"),
-}
+    from hicache.config import (
+        Config,
+        EvictionPolicy,
+        PrefetchPolicy,
+        StorageBackend,
+        StorageConfig,
+        WritePolicy,
+    )
+    from hicache.job import Mode, Plan, PlanSpec, Progress, Result, Trace
 
 # Open in this process besides the logs: streams, the workload, the lock, what Python itself holds.
 OTHER_FILES_OPEN = 32
@@ -38,138 +34,90 @@ OTHER_FILES_OPEN = 32
 
 def run(
     out: OutDir,
-    workload: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Mooncake-style JSONL(.gz).", show_default=False, readable=False),
-    ] = None,
-    agentic: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SPEC",
-            help="Seeded conversations, as conversations=6,rounds=8,output=32; also max-context, "
-            "shared-prefix and seed. A small one when no workload is named.",
-            show_default=False,
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Only the first N requests.", show_default=False),
-    ] = None,
-    concurrency: Annotated[int, typer.Option(metavar="N", help="Requests in flight in a replica.")] = 8,
-    cache_output: Annotated[
-        bool | None,
-        typer.Option(
-            "--cache-output/--no-cache-output",
-            help="Whether generated tokens enter the tree; on for --agentic, off for --workload.",
-            show_default=False,
-        ),
-    ] = None,
-    decode_steps: Annotated[
-        str | None,
-        typer.Option(
-            metavar="one|all",
-            help="Decode in one step, or one step a token; one for --workload, else all.",
-            show_default=False,
-        ),
-    ] = None,
-    model: Annotated[str, typer.Option(metavar="none", help="Page tags instead of KV.")] = "none",
-    dp: Annotated[int, typer.Option(metavar="N", help="Replicas.")] = 1,
-    pp: Annotated[int, typer.Option(metavar="N", help="Pipeline stages.")] = 1,
-    cp: Annotated[int, typer.Option(metavar="N", help="Context parallel size.")] = 1,
-    tp: Annotated[int, typer.Option(metavar="N", help="Attention tensor parallel size.")] = 1,
-    mode: Annotated[str, typer.Option(metavar="sim", help="All ranks in one thread.")] = "sim",
-    page_size: Annotated[
-        int,
-        typer.Option(metavar="TOKENS", help="Tokens a page; a trace file's block size."),
-    ] = 64,
-    device_pages: Annotated[int, typer.Option(metavar="N", help="Pages on the device; 0 is no limit.")] = 0,
-    host_pages: Annotated[int, typer.Option(metavar="N", help="Pages in host memory; 0 is no limit.")] = 0,
-    hierarchical_cache: Annotated[
-        bool,
-        typer.Option(
-            "--hierarchical-cache/--no-hierarchical-cache",
-            help="Whether there is a host tier.",
-        ),
-    ] = True,
-    hicache_write_policy: Annotated[
-        str, typer.Option(metavar="write_through", help="When pages go to the host.")
-    ] = "write_through",
-    radix_eviction_policy: Annotated[
-        str, typer.Option(metavar="lru", help="Which pages leave first.")
-    ] = "lru",
-    hicache_storage_backend: Annotated[
-        str, typer.Option(metavar="none", help="The tier behind the host.")
-    ] = "none",
-    seed: Annotated[
-        int,
-        typer.Option(min=0, metavar="N", help="Of the schedule, and of --agentic unless it has its own."),
-    ] = 1,
-    schedule: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            help="seed:7 or list:0,2,1, as run.json has it.",
-            show_default=False,
-        ),
-    ] = None,
-    bug: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="A wrong part on every rank. Repeatable.", show_default=False),
-    ] = None,
-    fault: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SPEC",
-            help="alloc_fail:rank=2,pool=host,nth=5 or delay_done:rank=0,queue=write,op=1,steps=2. "
-            "Repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    plugin: Plugins = None,
-    meeting_guard: Annotated[
-        str,
-        typer.Option(metavar="off", help="Whether collectives carry their purpose."),
-    ] = "off",
-    trace: Annotated[str, typer.Option(metavar="full|off", help="Logs, or run.json only.")] = "full",
+    workload: opt.Workload = None,
+    agentic: opt.AgenticText = None,
+    limit: opt.Limit = None,
+    concurrency: opt.Concurrency = 8,
+    cache_output: opt.CacheOutput = None,
+    decode_steps: opt.DecodeSteps = None,
+    admin: opt.Admin = "",
+    dp: opt.Dp = 1,
+    pp: opt.Pp = 1,
+    cp: opt.Cp = 1,
+    tp: opt.Tp = 1,
+    mode: opt.ModeName = "sim",
+    timeout: opt.Timeout = 60.0,
+    plan_out: opt.PlanOut = None,
+    model: opt.Model = "none",
+    meeting_guard: opt.MeetingGuard = "off",
+    in_band_digest: opt.InBandDigest = False,
+    page_size: opt.PageSize = 64,
+    device_pages: opt.DevicePages = 0,
+    host_pages: opt.HostPages = 0,
+    hierarchical_cache: opt.HierarchicalCache = True,
+    hicache_write_policy: opt.WritePolicy = "write_through",
+    radix_eviction_policy: opt.EvictionPolicy = "lru",
+    hicache_host_memory_mode: opt.HostMemoryMode = "cache",
+    side_pools: opt.SidePools = "",
+    side_pool_slots: opt.SidePoolSlots = 0,
+    hicache_storage_backend: opt.StorageBackend = "none",
+    storage_extra: opt.StorageExtra = "",
+    prefetch_policy: opt.PrefetchPolicy = "timeout",
+    retry_poll_interval: opt.RetryPollInterval = 8,
+    retry_max_attempts: opt.RetryMaxAttempts = 8,
+    external_linker: opt.ExternalLinker = False,
+    chunked_prefill_size: opt.ChunkedPrefillSize = 0,
+    enable_priority_scheduling: opt.PriorityScheduling = False,
+    decode_reserve: opt.DecodeReserve = 100,
+    enable_streaming_session: opt.StreamingSession = False,
+    seed: opt.Seed = 1,
+    schedule: opt.ScheduleText = None,
+    bug: opt.Bugs = None,
+    fault: opt.Faults = None,
+    plugin: opt.Plugins = None,
+    trace: opt.TraceMode = "full",
+    trace_limit: opt.TraceLimit = 64 << 20,
     overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Run the instrumented runtime in the simulator; one log a rank.
+    """Run the instrumented runtime; one log for each lane of a rank.
 
-    Exits 0 when the run was made, also when its ranks hang: that is for check to say.
+    Exits 0 when the run was made, also when its ranks hang or die: that is for check to say.
     """
-    given = {
-        "--mode": mode,
-        "--model": model,
-        "--hicache-write-policy": hicache_write_policy,
-        "--radix-eviction-policy": radix_eviction_policy,
-        "--hicache-storage-backend": hicache_storage_backend,
-        "--meeting-guard": meeting_guard,
-        "--trace": trace,
-    }
-    for option, value in given.items():
-        refuse_later(option, value)
-    if decode_steps is not None:
-        refuse_later("--decode-steps", decode_steps)
-    if workload is not None and agentic is not None:
-        raise CliError("--workload and --agentic exclude each other", expected="one source of requests")
-    if workload is not None and cache_output:
-        raise CliError(
-            "--cache-output with --workload: a trace file does not know the tokens of the answers",
-            expected="--no-cache-output, or conversations from --agentic",
-        )
+    refuse_what_is_out(
+        {
+            "--mode": mode,
+            "--model": model,
+            "--decode-steps": decode_steps or "all",
+            "--hicache-write-policy": hicache_write_policy,
+            "--radix-eviction-policy": radix_eviction_policy,
+            "--hicache-host-memory-mode": hicache_host_memory_mode,
+            "--hicache-storage-backend": hicache_storage_backend,
+            "--hicache-storage-prefetch-policy": prefetch_policy,
+            "--meeting-guard": meeting_guard,
+            "--trace": trace,
+        },
+        side_pools=listed(side_pools),
+        flags={
+            "--enable-streaming-session": enable_streaming_session,
+            "--enable-unified-cache-external-linker": external_linker,
+        },
+    )
+    refuse_contradictions(workload, agentic, cache_output=cache_output, mode=mode)
     refuse_used(out, overwrite=overwrite)
 
     from hicache.config import Config
-    from hicache.schedule import Schedule
-    from hicache.sim.bugs import find_bugs
-    from hicache.sim.faults import Fault, FaultPlan
-    from hicache.sim.world import Plan
+    from hicache.job import PlanSpec
     from hicache.topology import Topology
 
-    steps: Literal["one", "all"] = (
-        "one" if (decode_steps or ("one" if workload else "all")) == "one" else "all"
+    storage, limits = storage_config(
+        hicache_storage_backend,
+        storage_extra,
+        admin,
+        prefetch_policy=prefetch_policy,
+        retry_poll_interval=retry_poll_interval,
+        retry_max_attempts=retry_max_attempts,
     )
     config = Config(
         topology=Topology(dp=dp, pp=pp, cp=cp, tp=tp),
@@ -177,63 +125,174 @@ def run(
         device_pages=device_pages,
         host_pages=host_pages,
         hierarchical_cache=hierarchical_cache,
+        write_policy=cast("WritePolicy", hicache_write_policy),
+        eviction_policy=cast("EvictionPolicy", radix_eviction_policy),
+        storage=storage,
         concurrency=concurrency,
         cache_output=workload is None if cache_output is None else cache_output,
-        decode_steps=steps,
+        decode_steps="one" if (decode_steps or ("one" if workload else "all")) == "one" else "all",
+        # SGLang says -1 where nothing is cut.
+        chunked_prefill_tokens=0 if chunked_prefill_size == -1 else chunked_prefill_size,
+        decode_reserve_percent=decode_reserve,
+        priority_scheduling=enable_priority_scheduling,
+        side_pools=listed(side_pools),
+        side_pool_slots=side_pool_slots,
+        in_band_digest=in_band_digest,
+        meeting_guard=meeting_guard == "on",
         seed=seed,
     )
-    faults = [Fault.parse(text, config.topology) for text in fault or ()]
-    name, source = requests(config, workload, agentic, limit)
-    plan = Plan(
-        config=config,
-        workload_name=name,
-        workload=source,
-        schedule=Schedule.parse(schedule) if schedule is not None else Schedule(seed=seed),
-        faults=FaultPlan(faults),
-        fault_texts=tuple(fault or ()),
-        bug_names=tuple(bug or ()),
-        wires=tuple(find_bugs(bug or ())),
+    spec = PlanSpec(
+        config,
+        workload=str(workload or ""),
+        agentic=agentic or "",
+        limit=limit,
+        schedule=schedule or "",
+        faults=tuple(fault or ()),
+        bugs=tuple(bug or ()),
+        plugins=tuple(map(str, plugin or ())),
+        commands=admin,
+        storage_limits=limits,
     )
-    planned = with_plugins(plan, plugin or ())
-    return execute(planned, out, overwrite=overwrite, trace=trace, json=json, quiet=quiet)
+    plan = spec.plan()
+    # Opened now, so that a file that can't be read is told before a folder is touched.
+    for replica in range(dp):
+        plan.workload(replica)
+    how = How(cast("Mode", mode), cast("Trace", trace), trace_limit, timeout, spec)
+    if plan_out is not None:
+        return write_plan(spec, plan_out, out, how)
+    return execute(plan, out, how, overwrite=overwrite, json=json, quiet=quiet)
 
 
-def refuse_later(option: str, value: str) -> None:
+@dataclass(frozen=True, slots=True)
+class How:
+    """In which mode a plan is run and what is kept of it.
+
+    Attributes:
+        trace_limit: bytes a rank, of a ring.
+        timeout_s: of a wait, outside of the simulator.
+        spec: the plan in plain values; needed by processes.
+    """
+
+    mode: Mode = "sim"
+    trace: Trace = "full"
+    trace_limit: int = 64 << 20
+    timeout_s: float = 60.0
+    spec: PlanSpec | None = None
+
+    @property
+    def is_logged(self) -> bool:
+        return self.trace in ("full", "ring")
+
+
+def refuse_what_is_out(
+    choices: Mapping[str, str], *, side_pools: Sequence[str], flags: Mapping[str, bool]
+) -> None:
     """Values that the contract names and this version can't do are an error, not a surprise.
 
     Raises:
-        CliError: `value` is not among those that work today.
+        CliError: names the option and what works today.
     """
-    today = TODAY[option]
-    if value not in today:
-        raise CliError(f"{option} {value} is not supported yet", expected=" or ".join(today))
+    for option, value in choices.items():
+        known, later = opt.CHOICES[option]
+        one_of(option, value, known, later=later)
+    for pool in side_pools:
+        known, later = opt.CHOICES["--side-pools"]
+        one_of("--side-pools", pool, known, later=later)
+    for option, is_on in flags.items():
+        if is_on:
+            raise CliError(f"{option} is not supported yet", hint=f"without {option}")
 
 
-def requests(
-    config: Config, workload: Path | None, agentic: str | None, limit: int | None
-) -> tuple[str, Callable[[int], Workload]]:
-    """The workload's name for run.json, and replica -> its requests.
+def refuse_contradictions(
+    workload: Path | None, agentic: str | None, *, cache_output: bool | None, mode: str
+) -> None:
+    """Options that exclude each other.
 
-    A trace is opened here, so that a file that can't be read is told before a folder is touched.
+    Raises:
+        CliError: names both.
     """
-    from hicache.agentic import Agentic, AgenticSpec
-    from hicache.workload import TraceFile
+    if workload is not None and agentic is not None:
+        raise CliError("--workload and --agentic exclude each other", expected="one source of requests")
+    if workload is not None and cache_output:
+        raise CliError(
+            "--cache-output with --workload: a trace file does not know the tokens of the answers",
+            expected="--no-cache-output, or conversations from --agentic",
+        )
+    if workload is not None and mode == "gloo" and is_pipe(workload):
+        raise CliError(
+            f"--workload {workload} with --mode gloo: a pipe can be read by one process only",
+            expected="a file",
+        )
 
-    replicas = config.topology.dp
-    if workload is not None:
-        files = [
-            TraceFile(workload, config.page_size_tokens, limit=limit, replica=replica, replicas=replicas)
-            for replica in range(replicas)
-        ]
-        return f"file {workload}" + (f" limit={limit}" if limit else ""), lambda replica: files[replica]
-    text = agentic or ""
-    has_own_seed = any(part.startswith("seed=") for part in text.split(","))
-    spec = AgenticSpec.parse(text if has_own_seed else f"{text},seed={config.seed}")
 
-    def conversations(replica: int) -> Workload:
-        return Agentic(spec, replica, replicas, limit)
+def is_pipe(path: Path) -> bool:
+    try:
+        return path.is_fifo() or path.is_char_device()
+    except OSError:
+        # Whoever reads it says what is wrong with it.
+        return False
 
-    return f"agentic {spec.text()}" + (f" limit={limit}" if limit else ""), conversations
+
+def listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def storage_config(
+    backend: str,
+    extra: str,
+    admin: str,
+    *,
+    prefetch_policy: str,
+    retry_poll_interval: int,
+    retry_max_attempts: int,
+) -> tuple[StorageConfig, dict[str, Any]]:
+    """The external tier, and the limits of its files.
+
+    Raises:
+        CliError, ConfigError: something is set or asked for that this backend does not have.
+    """
+    from hicache.config import StorageConfig
+    from hicache.storage.extra import environment_config, extra_config
+    from hicache.workload import parse_commands
+
+    verbs = [command.verb for _, command in parse_commands(admin) if command.verb != "flush"]
+    if backend == "none" and (verbs or extra):
+        what = f"--admin {verbs[0]}" if verbs else "--hicache-storage-backend-extra-config"
+        raise CliError(
+            f"{what} without an external tier", expected="--hicache-storage-backend memory or file"
+        )
+    fields = extra_config(extra)
+    limits = {name: fields.pop(name) for name in opt.LIMITS if name in fields}
+    if backend == "file":
+        # As in SGLang its environment wins over what is configured.
+        fields.update(
+            (name, value) for name, value in environment_config(os.environ).items() if name == "directory"
+        )
+    config = StorageConfig(
+        backend=cast("StorageBackend", backend),
+        attached=verbs[:1] != ["attach"],
+        prefetch_policy=cast("PrefetchPolicy", prefetch_policy),
+        retry_poll_interval=retry_poll_interval,
+        retry_max_attempts=retry_max_attempts,
+        **fields,
+    )
+    return config, limits
+
+
+def write_plan(spec: PlanSpec, path: Path, out: Path, how: How) -> int:
+    """The plan for processes that somebody else starts, and how."""
+    from cli.theme import show
+
+    try:
+        path.write_text(spec.to_json(), encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise CliError(f"--plan-out {path}: {reason}", hint="another file") from None
+    words = ["-m", "hicache.worker", "--plan", str(path), "--out", str(out), "--trace", how.trace]
+    words += ["--timeout", f"{how.timeout_s:g}"]
+    count = spec.config.topology.world_size
+    show([shlex.join(["torchrun", "--nproc-per-node", str(count), *words])])
+    return 0
 
 
 def with_plugins(plan: Plan, paths: Sequence[Path]) -> Plan:
@@ -244,23 +303,19 @@ def with_plugins(plan: Plan, paths: Sequence[Path]) -> Plan:
 
     from hicache.sim.bugs import load_plugin
 
-    try:
-        wires = [load_plugin(path) for path in paths]
-    except OSError as error:
-        raise CliError(f"--plugin {error.filename}: {error.strerror}") from None
     return replace(
         plan,
         bug_names=(*plan.bug_names, *(f"plugin {path}" for path in paths)),
-        wires=(*plan.wires, *wires),
+        wires=(*plan.wires, *(load_plugin(path) for path in paths)),
     )
 
 
 def execute(
     plan: Plan,
     out: Path,
+    how: How | None = None,
     *,
     overwrite: bool = False,
-    trace: str = "full",
     json: bool = False,
     quiet: bool = False,
 ) -> int:
@@ -268,54 +323,91 @@ def execute(
     from cli.screens.run import ending, in_one_line, run_document
     from cli.theme import show, show_json
 
-    result = record(plan, out, overwrite=overwrite, trace=trace, quiet=quiet)
+    how = how or How()
+    result = record(plan, out, how, overwrite=overwrite, quiet=quiet)
     if result is None:
         return INTERRUPTED
     if json:
-        show_json(run_document(plan, result, out))
+        show_json(run_document(plan, result, out, mode=how.mode))
     else:
-        show(in_one_line(plan, result) if quiet else ending(plan, result, out, is_traced=trace == "full"))
+        show(in_one_line(plan, result) if quiet else ending(plan, result, out, is_traced=how.is_logged))
     return 0
 
 
 def record(
-    plan: Plan, out: Path, *, overwrite: bool = False, trace: str = "full", quiet: bool = False
+    plan: Plan, out: Path, how: How | None = None, *, overwrite: bool = False, quiet: bool = False
 ) -> Result | None:
-    """Simulate; None when it was interrupted, and then the logs can be read up to that moment."""
+    """Make the run; None when it was interrupted, and then the logs can be read up to that moment."""
     from cli.theme import progress_bar
     from hicache.errors import WorkloadError
-    from hicache.sim.world import simulate
 
-    if trace == "full":
-        demand_open_files(plan.config.topology.world_size)
+    how = how or How()
+    if how.is_logged:
+        demand_open_files(plan.config, how.mode)
     try:
         with prepared(out, overwrite=overwrite), progress_bar("running", quiet=quiet) as progress:
-            return simulate(plan, out=out, trace="full" if trace == "full" else "off", progress=progress)
+            return run_in_mode(plan, out, how, progress)
     except KeyboardInterrupt:
         has_logs = any(file.suffix == ".jsonl" for file in own_files(out))
         tell(f"interrupted{f'; the logs up to here are in {out}' if has_logs else ''}")
         return None
     except WorkloadError as error:
-        if trace == "full":
+        if how.is_logged:
             raise CliError(str(error), code=UNREADABLE, hint=f"{out} has the logs up to there") from None
         raise
 
 
-def demand_open_files(ranks: int) -> None:
-    """Say no before any work is done when this process may not hold one log a rank open.
+def run_in_mode(plan: Plan, out: Path, how: How, progress: Progress | None) -> Result:
+    """One run where its mode says."""
+    if how.mode == "gloo":
+        from hicache.launch import run_gloo
+
+        assert how.spec is not None, "processes need a plan that can be written down"
+        return run_gloo(
+            how.spec,
+            plan,
+            out=out,
+            trace=how.trace,
+            trace_limit=how.trace_limit,
+            timeout_s=how.timeout_s,
+            progress=progress,
+        )
+    if how.mode == "threads":
+        from hicache.threads import run_threads
+
+        return run_threads(
+            plan,
+            out=out,
+            trace=how.trace,
+            trace_limit=how.trace_limit,
+            timeout_s=how.timeout_s,
+            progress=progress,
+        )
+    from hicache.sim.world import simulate
+
+    return simulate(plan, out=out, trace=how.trace, trace_limit=how.trace_limit, progress=progress)
+
+
+def demand_open_files(config: Config, mode: Mode) -> None:
+    """Say no before any work is done when this process may not hold one log for each lane open.
 
     Raises:
         CliError: names both numbers.
     """
     import resource
 
+    from hicache.rank import lane_names
     from tracer.sinks import allow_open_files
 
-    wanted = ranks + OTHER_FILES_OPEN
+    # A process of its own has the logs of its rank only; this one has its three streams.
+    ranks = config.topology.world_size
+    each, what = (3, "three streams") if mode == "gloo" else (len(lane_names(config)), "one log")
+    wanted = ranks * each + OTHER_FILES_OPEN
     allow_open_files(wanted)
     allowed, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed != resource.RLIM_INFINITY and allowed < wanted:
+        lanes = f" for each of {each} lanes" if each > 1 and mode != "gloo" else ""
         raise CliError(
-            f"{ranks:,} ranks need {wanted:,} open files, one log each; the limit is {allowed:,}",
+            f"{ranks:,} ranks need {wanted:,} open files, {what} each{lanes}; the limit is {allowed:,}",
             hint=f"ulimit -n {wanted}, or --trace off",
         )

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from cli.theme import BAD, GOOD, headline, next_step, paragraph
+from cli.theme import BAD, DOUBT, GOOD, headline, next_step, paragraph
 from consensus_checker.words import ranks_text
 
 if TYPE_CHECKING:
-    from hicache.sim.world import Plan, Result
+    from hicache.job import Mode, Plan, Result
 
 SCHEMA = "hicache.run.v1"
-STYLES = {"completed": GOOD, "hung": BAD, "crashed": BAD}
+STYLES = {"completed": GOOD, "hung": BAD, "crashed": BAD, "stopped": DOUBT}
 WAITS_MAX = 4
 
 
@@ -35,7 +35,8 @@ def ending(plan: Plan, result: Result, out: Path, *, is_traced: bool = True) -> 
         lines += paragraph("fault", f"{', '.join(plan.fault_texts)} did not strike")
     if not is_traced:
         return [*lines, *paragraph("logs", f"none; {out / 'run.json'} says how it ended")]
-    lines += paragraph("logs", f"{shlex.quote(str(out))}  (one a rank, and run.json)")
+    each = "one a rank" if plan.config.storage.backend == "none" else "one for each lane of a rank"
+    lines += paragraph("logs", f"{shlex.quote(str(out))}  ({each}, and run.json)")
     # One rank has nobody to be compared with.
     is_alone = topology.world_size == topology.dp
     return [*lines, *(next_step("hits", out) if is_alone else next_step("check", out))]
@@ -52,21 +53,27 @@ def _told(plan: Plan, result: Result) -> str:
     sizes = " ".join(f"{axis}={getattr(topology, axis)}" for axis in ("dp", "pp", "cp", "tp"))
     ranks = f"{topology.world_size} rank{'s' if topology.world_size > 1 else ''}"
     refused = f", {result.refused:,} refused as too long" if result.refused else ""
-    return f"{result.served:,} requests served{refused} in {result.steps:,} steps on {ranks} ({sizes})"
+    aborted = f", {result.aborted:,} aborted" if result.aborted else ""
+    return (
+        f"{result.served:,} requests served{refused}{aborted} in {result.steps:,} steps on {ranks} ({sizes})"
+    )
 
 
-def run_document(plan: Plan, result: Result, out: Path) -> dict[str, Any]:
+def run_document(plan: Plan, result: Result, out: Path, *, mode: Mode = "sim") -> dict[str, Any]:
     """The same facts for a program."""
     return {
         "schema": SCHEMA,
         "out": str(out),
         "run_id": result.run_id,
+        "mode": mode,
         "outcome": result.outcome,
         "error": result.error,
         "requests_served": result.served,
         "requests_refused": result.refused,
+        "requests_aborted": result.aborted,
         "steps": result.steps,
         "world_size": plan.config.topology.world_size,
+        "ranks": {str(rank): ending.outcome for rank, ending in sorted(result.endings.items())},
         "parked": {str(rank): reason for rank, reason in sorted(result.parked.items())},
         "workload": plan.workload_name,
         "schedule": result.schedule,

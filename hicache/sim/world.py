@@ -1,206 +1,122 @@
 """A simulated job from end to end: ranks in one thread, a workload at the front door, logs on disk.
 
-    Config + Workload + Schedule + faults + bugs  ->  one log a rank, and run.json
+    Config + Workload + Schedule + faults + bugs  ->  one log a lane of a rank, and run.json
 
 Equal arguments give equal bytes in every log: host, pid and wall clock go to a side file.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
 
-from hicache.config import Config
-from hicache.control.pools import SlotMemory
-from hicache.errors import AckError, PoolError
-from hicache.ledger import Ledger
-from hicache.loop import Loop, Task
-from hicache.probes import KINDS, Probes
-from hicache.rank import Parts, Ports, build_rank
-from hicache.schedule import Schedule
-from hicache.sim.bugs import Wire
-from hicache.sim.engine import SimEngine
-from hicache.sim.faults import FaultPlan
+from hicache.job import (
+    RANK_ERRORS,
+    TRACE_LIMIT_BYTES,
+    Ending,
+    Logs,
+    Outside,
+    Plan,
+    Progress,
+    RankJob,
+    Result,
+    Trace,
+    Warnings,
+    result_of,
+    write_summary,
+)
+from hicache.loop import Loop
+from hicache.probes import Probes
+from hicache.rank import Parts
+from hicache.sim.faults import StorageFaults
+from hicache.sim.storage import SimStorage
+from hicache.storage.backend import Backend
 from hicache.transport.sim import SimNetwork, SimTransport, VirtualClock
-from hicache.workload import FrontDoor, Workload
-from tracer.record import Outcome, header
-from tracer.sinks import MemorySink, NullSink, SegmentSink, Sink, write_meta
-from tracer.tracer import Tracer
+from tracer.record import Outcome
 
-TOOL_VERSION = "0.1.0"
-LANE = "scheduler"
+__all__ = ["Plan", "Result", "simulate"]
+
 # Resumptions of a lane between two calls of `progress`.
 PROGRESS_INTERVAL = 256
-
-Progress = Callable[[int, float], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Everything that makes a run what it is.
-
-    Attributes:
-        workload_name: what `run.json` and the run id say about the workload.
-        workload: replica number -> its requests.
-        bug_names, wires: substitutions, by name for `run.json` and as functions.
-    """
-
-    config: Config
-    workload_name: str
-    workload: Callable[[int], Workload]
-    schedule: Schedule
-    faults: FaultPlan = field(default_factory=FaultPlan)
-    fault_texts: Sequence[str] = ()
-    bug_names: Sequence[str] = ()
-    wires: Sequence[Wire] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """How a run ended.
-
-    Attributes:
-        outcome: `completed`, `hung` (nobody could go on, or nothing happened any more) or `crashed` (a
-            rank raised).
-        error: what the rank that raised said, or "".
-        parked: rank -> what it waits for, where the run did not complete.
-        served, refused: requests that got their whole answer, and those that could never fit.
-        lines: rank -> log lines, where the run was traced to memory.
-    """
-
-    outcome: Outcome
-    error: str
-    parked: dict[int, str]
-    served: int
-    refused: int
-    steps: int
-    run_id: str
-    schedule: str
-    lines: dict[int, list[bytes]]
-
-
-class Warnings:
-    """One warning on stderr, however many ranks have the same trouble."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self, text: str) -> None:
-        self.count += 1
-        if self.count == 1:
-            print(f"hicache: warning: {text}", file=sys.stderr)
 
 
 def simulate(
     plan: Plan,
     *,
     out: Path | None = None,
-    trace: Literal["full", "memory", "off"] = "full",
+    trace: Trace = "full",
+    trace_limit: int = TRACE_LIMIT_BYTES,
     progress: Progress | None = None,
 ) -> Result:
     """Run `plan` to its end.
 
     Args:
         out: folder for logs and `run.json`; None writes no file.
-        trace: `full` writes one log a rank to `out`, `memory` keeps the lines, `off` writes nothing.
+        trace: `full` writes a log for each lane of a rank to `out`, `ring` the newest `trace_limit` bytes of
+            each rank, `memory` keeps the lines, `off` writes nothing.
         progress: called now and then with requests served and the fraction of the workload sent.
 
     Raises:
         WorkloadError: the workload turned out to be unreadable; logs up to there are closed properly.
         ConfigError: a substitution could not be wired in; no file has been made.
     """
-    parts = [Parts(rank) for rank in range(plan.config.topology.world_size)]
+    parts = [plan.parts(rank) for rank in range(plan.config.topology.world_size)]
+    world = _World(plan, out, trace, trace_limit)
     for own in parts:
-        for wire in plan.wires:
-            wire(own)
-    job = _Job(plan, out, trace)
-    for own in parts:
-        job.start(own)
+        world.start(own)
     try:
-        job.run(progress)
+        world.run(progress)
     except BaseException:
-        job.abandon()
+        world.abandon()
         raise
-    return job.end()
+    return world.end()
 
 
-def _lane_outcome(task: Task, *, is_hung: bool) -> Outcome:
-    """What one lane's trailer says: only the rank that raised says that it crashed."""
-    if task.is_finished:
-        return "completed"
-    if isinstance(task.error, AckError | AssertionError | PoolError):
-        return "crashed"
-    return "hung" if is_hung else "stopped"
+class _World:
+    """The ranks of one simulated run, from start to summary."""
 
-
-class _Job:
-    """The ranks of one run, their logs and the front doors, from start to summary."""
-
-    def __init__(self, plan: Plan, out: Path | None, trace: str) -> None:
-        config = plan.config
+    def __init__(self, plan: Plan, out: Path | None, trace: Trace, trace_limit: int) -> None:
         self._plan = plan
         self._out = out
-        self._trace = trace
         self._warnings = Warnings()
+        self._logs = Logs(plan, out, trace, limit_bytes=trace_limit, warn=self._warnings)
         self._loop = Loop(plan.schedule)
-        self._network = SimNetwork(config.topology, self._loop)
-        self._doors = [
-            FrontDoor(plan.workload(replica), config.concurrency) for replica in range(config.topology.dp)
-        ]
-        self._tracers: list[Tracer] = []
-        self._sinks: list[Sink] = []
-        self._run_id = config.digest(
-            plan.workload_name, plan.schedule.given, *plan.fault_texts, "bugs", *plan.bug_names
-        )
-        # Not from the run id: a run, its replay and its healthy twin must be comparable page by page.
-        key_text = "digests " + config.digest(plan.workload_name)
-        self._digest_key = hashlib.blake2b(key_text.encode(), digest_size=16).digest()
+        self._network = SimNetwork(plan.config.topology, self._loop)
+        self._stored: dict[str, bytes] = {}
+        self._jobs: list[RankJob] = []
+        self._resumptions = 0
 
     def start(self, parts: Parts) -> None:
-        """Open one rank's log, wire it, and put its lane in line."""
-        plan, rank = self._plan, parts.rank
-        config, topology = plan.config, plan.config.topology
+        """Open one rank's logs, wire it, and put its lanes in line."""
+        config, schedule = self._plan.config, self._plan.schedule
         clock = VirtualClock()
-        tracer = Tracer(self._open_sink(rank), self._header(rank), clock.now_ns)
-        self._tracers.append(tracer)
-        probes = Probes(tracer)
-        ledger = Ledger()
-        host = None
-        if config.hierarchical_cache:
-            host = plan.faults.memory(rank, "host", SlotMemory(config.host_pages))
-        at = topology.coordinates(rank)
-        ports = Ports(
-            transport=SimTransport(self._network, rank, probes, clock),
-            engine=SimEngine(
-                ledger,
-                plan.schedule,
-                probes,
-                polls_max=config.transfer_polls_max,
-                delay=plan.faults.delay(rank),
-            ),
-            device=SlotMemory(config.device_pages),
-            host=host,
-            source=self._doors[at.dp] if (at.pp, at.cp, at.tp) == (0, 0, 0) else None,
+
+        def transport(probes: Probes) -> SimTransport:
+            return SimTransport(self._network, parts.rank, probes, clock, guard=config.meeting_guard)
+
+        def storage(backend: Backend, faults: StorageFaults) -> SimStorage:
+            return SimStorage(backend, config.pools, schedule, config.storage.polls_max, faults)
+
+        outside = Outside(
+            loop=self._loop,
+            clock=clock,
+            schedule=schedule,
+            signal=self._loop.signal,
+            transport=transport,
+            storage=storage,
+            shared=self._stored,
         )
-        scheduler = build_rank(config, parts, ports, probes, ledger, digest_key=self._digest_key)
-        self._loop.spawn(f"rank {rank} {LANE}", scheduler.run())
+        self._jobs.append(RankJob(self._plan, parts, self._logs, outside))
 
     def run(self, progress: Progress | None) -> None:
-        count = 0
+        self._loop.run(on_switch=partial(self._look, progress) if progress is not None else None)
 
-        def look() -> None:
-            nonlocal count
-            count += 1
-            if progress is not None and count % PROGRESS_INTERVAL == 0:
-                fractions = [door.workload.fraction for door in self._doors]
-                progress(sum(door.served for door in self._doors), sum(fractions) / len(fractions))
-
-        self._loop.run(on_switch=look if progress is not None else None)
+    def _look(self, progress: Progress) -> None:
+        self._resumptions += 1
+        if self._resumptions % PROGRESS_INTERVAL == 0:
+            doors = [job.door for job in self._jobs if job.door is not None]
+            fractions = [door.workload.fraction for door in doors]
+            progress(sum(door.served for door in doors), sum(fractions) / len(fractions))
 
     def end(self) -> Result:
         """Close the logs and say how it went.
@@ -208,92 +124,25 @@ class _Job:
         Raises:
             Exception: what a rank raised, unless that is an outcome of the run.
         """
-        tasks = self._loop.tasks
-        failed = next(((rank, task.error) for rank, task in enumerate(tasks) if task.error), None)
-        error = failed[1] if failed is not None else None
-        outcome: Outcome = "crashed" if error is not None else "hung" if self._loop.parked else "completed"
-        parked = {
-            rank: task.waits_for.reason
-            for rank, task in enumerate(tasks)
-            if not task.is_finished and task.waits_for is not None
-        }
-        self._loop.close()
-        for tracer, task in zip(self._tracers, tasks, strict=True):
-            tracer.close(_lane_outcome(task, is_hung=outcome == "hung"))
-        result = self._result(outcome, f"rank {failed[0]}: {error}" if failed is not None else "", parked)
-        self._write_summary(result.outcome, result)
-        # Ranks that have come apart end like this. Anything else is the workload's fault or ours.
-        if error is not None and not isinstance(error, AckError | AssertionError | PoolError):
-            raise error
+        failure = next((job.failure for job in self._jobs if job.failure is not None), None)
+        # Its peers stay where they are when a rank has raised.
+        otherwise: Outcome = "stopped" if failure is not None else "hung"
+        result = self._result(otherwise)
+        self._summarise(result)
+        if failure is not None and not isinstance(failure, RANK_ERRORS):
+            raise failure
         return result
 
     def abandon(self) -> None:
         """Interrupted: a lane without a trailer is what a cut log is."""
         self._loop.close()
-        for sink in self._sinks:
-            sink.close()
-        self._write_summary("interrupted", self._result("hung", "", {}))
+        self._logs.abandon()
+        self._summarise(self._result("stopped"), outcome="interrupted")
 
-    def _result(self, outcome: Outcome, error: str, parked: dict[int, str]) -> Result:
-        return Result(
-            outcome=outcome,
-            error=error,
-            parked=parked,
-            served=sum(door.served for door in self._doors),
-            refused=sum(door.refused for door in self._doors),
-            steps=max(tracer.step for tracer in self._tracers) + 1,
-            run_id=self._run_id,
-            schedule=str(self._plan.schedule),
-            lines={rank: sink.lines for rank, sink in enumerate(self._sinks) if isinstance(sink, MemorySink)},
-        )
+    def _result(self, otherwise: Outcome) -> Result:
+        endings: dict[int, Ending] = {job.rank: job.end(otherwise) for job in self._jobs}
+        return result_of(self._plan, endings, self._logs)
 
-    def _open_sink(self, rank: int) -> Sink:
-        sink: Sink
-        if self._trace == "memory":
-            sink = MemorySink()
-        elif self._trace == "off" or self._out is None:
-            sink = NullSink()
-        else:
-            sink = SegmentSink(self._out, rank, LANE, warn=self._warnings)
-            write_meta(self._out, rank, warn=self._warnings)
-        self._sinks.append(sink)
-        return sink
-
-    def _header(self, rank: int) -> dict[str, Any]:
-        config = self._plan.config
-        return header(
-            config.topology.place(rank),
-            KINDS,
-            lane=LANE,
-            run_id=self._run_id,
-            tool_version=TOOL_VERSION,
-            config=config.describe(),
-            config_digest=config.digest(),
-        )
-
-    def _write_summary(self, outcome: str, result: Result) -> None:
-        if self._out is None:
-            return
-        plan = self._plan
-        summary: dict[str, Any] = {
-            "run_id": result.run_id,
-            "outcome": outcome,
-            "error": result.error,
-            "config": plan.config.describe(),
-            "workload": plan.workload_name,
-            "schedule": result.schedule,
-            "bugs": list(plan.bug_names),
-            "faults": list(plan.fault_texts),
-            "faults_fired": plan.faults.fired,
-            "counts": {
-                "requests_served": result.served,
-                "requests_refused": result.refused,
-                "steps": result.steps,
-            },
-            "parked": {str(rank): reason for rank, reason in result.parked.items()},
-        }
-        path = self._out / "run.json"
-        try:
-            path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            self._warnings(f"{path} was not written: {error.strerror}")
+    def _summarise(self, result: Result, *, outcome: str = "") -> None:
+        if trouble := write_summary(self._out, self._plan, result, outcome=outcome):
+            self._warnings(trouble)

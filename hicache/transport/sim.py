@@ -1,32 +1,40 @@
-"""The simulator's transport: pairs calls as gloo pairs them.
+"""Meetings inside one process: the simulator's, and what `threads` shares with it.
 
-The k-th call of a rank on a group meets the k-th call of the others, **blind to purpose**. Same
-operation, element type and length: it completes, silently, whatever the callers meant. Otherwise it
-never completes. Only the log knows the purposes, which is how the checker knows better.
+They pair calls as gloo pairs them. The k-th call of a rank on a group meets the k-th call of the others,
+**blind to purpose**. Same operation, element type and length: it completes, silently, whatever the
+callers meant. Otherwise it never completes. Only the log knows the purposes, which is how the checker
+knows better.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from hicache.loop import Loop, Signal
-from hicache.ports import Axis, Reduce
+from hicache.loop import PAUSE, Loop, Signal
+from hicache.ports import Axis
 from hicache.probes import Probes
-from hicache.topology import Coordinates, Topology
+from hicache.topology import Topology
+from hicache.transport.meetings import (
+    Call,
+    Group,
+    LaneTransport,
+    Link,
+    MispairedError,
+    Seat,
+    differing,
+    reduced,
+)
 
-# Virtual time: what a model's forward costs, so that a trace's times have a shape. Nothing reads them
-# to decide.
+# Virtual time: what a model's forward costs, so that a trace's times have a shape. No decision but a
+# prefetch's deadline reads it.
 FORWARD_NS = 2_000_000
 FORWARD_TOKEN_NS = 10_000
 RECORD_NS = 1_000
-
-REDUCTIONS: dict[str, Callable[..., int]] = {"min": min, "max": max, "sum": lambda *values: sum(values)}
-# What a collective's two sides must have in common: the operation and the number of elements. How
-# to reduce is each member's own affair, and nobody compares it.
-Shape = tuple[str, int]
+IDLE_NS = 1_000_000
 
 
 class VirtualClock:
@@ -41,181 +49,179 @@ class VirtualClock:
         self.time_ns += RECORD_NS
         return self.time_ns
 
-
-@dataclass(slots=True)
-class _Call:
-    """The k-th call on a group, while its members arrive."""
-
-    shape: Shape
-    arrived: dict[int, tuple[Any, Signal]] = field(default_factory=dict)
-    is_mismatched: bool = False
+    async def idle(self) -> None:
+        self.time_ns += IDLE_NS
+        await PAUSE
 
 
-@dataclass(slots=True)
-class _Group:
-    """Calls in progress on one group. A call nobody can complete stays here for ever."""
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """One member of a call, waiting for the others."""
 
-    name: str
-    members: tuple[int, ...]
-    # rank -> calls it has made; whatever lane of it makes one, it is the next of that rank.
-    made: Counter[int] = field(default_factory=Counter)
-    calls: dict[int, _Call] = field(default_factory=dict)
+    call: Call
+    value: Any
+    signal: Signal
 
-    def next_seq(self, rank: int) -> int:
-        seq = self.made[rank]
-        self.made[rank] += 1
-        return seq
+    @property
+    def shape(self) -> tuple[str, int]:
+        """What both sides must have in common. How to reduce is each member's own affair."""
+        return self.call.op, self.call.numel
 
 
 @dataclass(slots=True)
-class _Channel:
+class _Queue:
     """Messages from one stage's rank to the next, oldest first."""
 
-    name: str
-    messages: deque[tuple[int, Any]] = field(default_factory=deque)
-    receiver: tuple[int, Signal] | None = None
-    unread: deque[Signal] = field(default_factory=deque)
-    sent: int = 0
-    received: int = 0
+    sender: int
+    messages: deque[_Arrival] = field(default_factory=deque)
+    receive: _Arrival | None = None
+    last_taken: Signal | None = None
 
-    def deliver(self) -> None:
-        """Hand the oldest message to the receive that waits, if it is as long as that expects.
+
+class Network:
+    """All groups and links of a job whose ranks live in one process.
+
+    Args:
+        lock: held for a moment at each call; needed where ranks have threads of their own.
+    """
+
+    def __init__(self, topology: Topology, lock: AbstractContextManager[Any] | None = None) -> None:
+        self.topology = topology
+        self._seats: dict[int, Seat] = {}
+        # A call nobody can complete stays here for ever.
+        self._calls: dict[tuple[str, int], dict[int, _Arrival]] = {}
+        self._queues: dict[str, _Queue] = {}
+        self._lock = lock if lock is not None else nullcontext()
+
+    def seat(self, rank: int) -> Seat:
+        with self._lock:
+            return self._seats.setdefault(rank, Seat(self.topology, rank))
+
+    def meet(self, group: Group, rank: int, arrival: _Arrival) -> None:
+        """Everybody's signal fires with all arrivals, in order of members, once all have come alike."""
+        key = (group.name, arrival.call.seq)
+        with self._lock:
+            arrived = self._calls.setdefault(key, {})
+            arrived[rank] = arrival
+            if len(arrived) < len(group.members):
+                return
+            members = [(member, arrived[member]) for member in group.members]
+            if any(each.call.meaning != arrival.call.meaning for _, each in members):
+                meanings = [(member, each.call.meaning) for member, each in members]
+                for member, each in members:
+                    each.signal.fire(MispairedError(differing(meanings, member)))
+            elif all(each.shape == arrival.shape for _, each in members):
+                del self._calls[key]
+                rows = [each.value for _, each in members]
+                for _, each in members:
+                    each.signal.fire(rows)
+
+    def send(self, link: Link, rank: int, message: _Arrival) -> None:
+        """Queue a message; its signal fires when the other side takes it."""
+        with self._lock:
+            queue = self._queues.setdefault(link.name, _Queue(rank))
+            queue.messages.append(message)
+            queue.last_taken = message.signal
+            self._deliver(queue)
+
+    def receive(self, link: Link, receive: _Arrival) -> None:
+        """The signal fires with the oldest message, if that is as long as the receive expects.
 
         A receive of another length never completes, as on a real pair of sockets; what comes later
         does not overtake.
         """
-        if self.receiver is None or not self.messages:
+        with self._lock:
+            queue = self._queues.setdefault(link.name, _Queue(link.peer))
+            assert queue.receive is None, f"two lanes receive on {link.name}"
+            queue.receive = receive
+            self._deliver(queue)
+
+    def last_taken(self, link: Link) -> Signal | None:
+        with self._lock:
+            queue = self._queues.get(link.name)
+            return queue.last_taken if queue is not None else None
+
+    def _deliver(self, queue: _Queue) -> None:
+        if queue.receive is None or not queue.messages:
             return
-        numel, signal = self.receiver
-        if self.messages[0][0] == numel:
-            self.receiver = None
-            self.unread.popleft().fire()
-            signal.fire(self.messages.popleft()[1])
+        receive, message = queue.receive, queue.messages[0]
+        if receive.call.meaning != message.call.meaning:
+            queue.receive = None
+            receive.signal.fire(MispairedError([f"rank {queue.sender}: {message.call.meaning}"]))
+        elif receive.call.numel == message.call.numel:
+            queue.receive = None
+            queue.messages.popleft().signal.fire()
+            receive.signal.fire(message.value)
 
 
-class SimNetwork:
-    """All groups and channels of a simulated job."""
+class LocalWire:
+    """One rank's way to the others within the process. Implements `meetings.Wire`.
 
-    def __init__(self, topology: Topology, loop: Loop) -> None:
-        self.topology = topology
-        self.loop = loop
-        self._groups: dict[str, _Group] = {}
-        self._channels: dict[str, _Channel] = {}
+    Args:
+        signal: makes what a lane of this rank waits for, and any rank may fire.
+        clock: of the rank in virtual time, None in real time.
+    """
 
-    def group(self, axis: Axis, channel: str, at: Coordinates) -> _Group | None:
-        """The group through `at`, or None where the axis has one member."""
-        members = self.topology.members(axis, at)
-        if len(members) == 1:
-            return None
-        name = self.topology.group_name(axis, channel, at)
-        return self._groups.setdefault(name, _Group(name, members))
-
-    def channel(self, channel: str, sender: Coordinates) -> _Channel:
-        name = f"{self.topology.group_name('pp', channel, sender)}:{sender.pp}"
-        return self._channels.setdefault(name, _Channel(name))
-
-    async def meet(self, group: _Group, seq: int, rank: int, shape: Shape, value: Any) -> list[Any]:
-        """Everybody's values, in order of members, once all have come with the same shape."""
-        call = group.calls.setdefault(seq, _Call(shape))
-        signal = self.loop.signal(f"{shape[0]} {group.name} #{seq}")
-        if call.shape != shape:
-            call.is_mismatched = True
-        call.arrived[rank] = (value, signal)
-        if len(call.arrived) == len(group.members) and not call.is_mismatched:
-            del group.calls[seq]
-            values = [call.arrived[member][0] for member in group.members]
-            for member in group.members:
-                call.arrived[member][1].fire(values)
-        values = await signal
-        assert isinstance(values, list)
-        return values
-
-
-class SimTransport:
-    """One lane's way to the others. Implements `ports.Transport`."""
-
-    def __init__(self, network: SimNetwork, rank: int, probes: Probes, clock: VirtualClock) -> None:
+    def __init__(
+        self, network: Network, rank: int, signal: Callable[[str], Signal], clock: VirtualClock | None = None
+    ) -> None:
         self._network = network
         self._rank = rank
+        self._signal = signal
         self._clock = clock
-        self._at = network.topology.coordinates(rank)
-        self._probes = probes
-        self._found: dict[tuple[str, str], _Group | None] = {}
 
-    def _group(self, axis: Axis, channel: str) -> _Group | None:
-        key = (axis, channel)
-        if key not in self._found:
-            self._found[key] = self._network.group(axis, channel, self._at)
-        return self._found[key]
+    async def meet(self, group: Group, call: Call, value: Any) -> Any:
+        clock = self._clock
+        signal = self._signal(f"{call.op} {group.name} #{call.seq}")
+        timed = (clock.time_ns if clock is not None else 0, value)
+        self._network.meet(group, self._rank, _Arrival(call, timed, signal))
+        rows = await _outcome(signal)
+        if clock is not None:
+            # Nobody leaves before the last has come.
+            clock.time_ns = max(clock.time_ns, *(time_ns for time_ns, _ in rows))
+        values = [value for _, value in rows]
+        return values[0] if call.op == "broadcast" else reduced(values, call)
 
-    async def _meet(
-        self, group: _Group, axis: Axis, purpose: str, op: str, reduce: str, numel: int, value: Any
-    ) -> list[Any]:
-        seq = group.next_seq(self._rank)
-        self._probes.meeting_enter(axis, purpose, op, reduce, numel, group.name, seq, None)
-        rows = await self._network.meet(group, seq, self._rank, (op, numel), (self._clock.time_ns, value))
-        # Nobody leaves before the last has come.
-        self._clock.time_ns = max(time_ns for time_ns, _ in rows)
-        self._probes.meeting_leave(axis, purpose, op, reduce, numel, group.name, seq, None)
-        return [value for _, value in rows]
+    def send(self, link: Link, call: Call, message: Any) -> None:
+        signal = self._signal(f"taken {link.name} #{call.seq}")
+        self._network.send(link, self._rank, _Arrival(call, message, signal))
 
-    async def all_reduce(
-        self, axis: Axis, values: Sequence[int], *, op: Reduce, purpose: str, channel: str
-    ) -> list[int]:
-        group = self._group(axis, channel)
-        if group is None:
-            return list(values)
-        rows = await self._meet(group, axis, purpose, "all_reduce", op, len(values), list(values))
-        reduce = REDUCTIONS[op]
-        return [reduce(*column) for column in zip(*rows, strict=True)]
+    async def receive(self, link: Link, call: Call) -> Any:
+        signal = self._signal(f"recv {link.name} #{call.seq}")
+        self._network.receive(link, _Arrival(call, None, signal))
+        return await _outcome(signal)
+
+    async def drain(self, link: Link) -> None:
+        while (last := self._network.last_taken(link)) is not None and not last.is_fired:
+            await last
+
+
+async def _outcome(signal: Signal) -> Any:
+    value = await signal
+    if isinstance(value, MispairedError):
+        raise value
+    return value
+
+
+class SimNetwork(Network):
+    """The network of a simulated job: one loop runs all ranks."""
+
+    def __init__(self, topology: Topology, loop: Loop) -> None:
+        super().__init__(topology)
+        self.loop = loop
+
+
+class SimTransport(LaneTransport):
+    """One lane's way to the others in virtual time. Implements `ports.Transport`."""
+
+    def __init__(
+        self, network: SimNetwork, rank: int, probes: Probes, clock: VirtualClock, *, guard: bool = False
+    ) -> None:
+        wire = LocalWire(network, rank, network.loop.signal, clock)
+        super().__init__(network.seat(rank), wire, probes, guard=guard)
+        self._clock = clock
 
     async def rendezvous(self, axis: Axis, *, numel: int, purpose: str, channel: str) -> None:
         if axis == "tp":
             self._clock.time_ns += FORWARD_NS + numel * FORWARD_TOKEN_NS
-        group = self._group(axis, channel)
-        if group is not None:
-            await self._meet(group, axis, purpose, "all_reduce", "sum", numel, None)
-
-    async def broadcast(self, axis: Axis, message: Any, *, purpose: str, channel: str) -> Any:
-        group = self._group(axis, channel)
-        if group is None:
-            return message
-        rows = await self._meet(group, axis, purpose, "broadcast", "", 1, message)
-        return rows[0]
-
-    async def send_next(self, message: Any, *, numel: int, purpose: str, channel: str) -> None:
-        topology, at = self._network.topology, self._at
-        if at.pp == topology.pp - 1:
-            return
-        out = self._network.channel(channel, at)
-        peer = topology.rank_at(dp=at.dp, pp=at.pp + 1, cp=at.cp, tp=at.tp)
-        self._probes.meeting_enter("pp", purpose, "send", "", numel, out.name, out.sent, peer)
-        out.unread.append(self._network.loop.signal(f"taken {out.name} #{out.sent}"))
-        out.sent += 1
-        out.messages.append((numel, message))
-        out.deliver()
-        self._probes.meeting_leave("pp", purpose, "send", "", numel, out.name, out.sent - 1, peer)
-
-    async def receive_previous(self, *, numel: int, purpose: str, channel: str) -> Any:
-        topology, at = self._network.topology, self._at
-        assert at.pp > 0, "the first stage has no previous one"
-        sender = Coordinates(dp=at.dp, pp=at.pp - 1, cp=at.cp, tp=at.tp)
-        inbox = self._network.channel(channel, sender)
-        peer = topology.rank_at(dp=at.dp, pp=at.pp - 1, cp=at.cp, tp=at.tp)
-        seq = inbox.received
-        inbox.received += 1
-        self._probes.meeting_enter("pp", purpose, "recv", "", numel, inbox.name, seq, peer)
-        signal = self._network.loop.signal(f"recv {inbox.name} #{seq}")
-        inbox.receiver = (numel, signal)
-        inbox.deliver()
-        message = await signal
-        self._probes.meeting_leave("pp", purpose, "recv", "", numel, inbox.name, seq, peer)
-        return message
-
-    async def drain_sends(self, channel: str) -> None:
-        topology, at = self._network.topology, self._at
-        if at.pp == topology.pp - 1:
-            return
-        out = self._network.channel(channel, at)
-        while out.unread:
-            await out.unread[-1]
+        await super().rendezvous(axis, numel=numel, purpose=purpose, channel=channel)

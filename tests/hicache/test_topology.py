@@ -21,12 +21,10 @@ def test_coordinates_and_ranks_are_inverse() -> None:
 
 def test_a_rank_is_in_one_group_an_axis_and_purpose() -> None:
     topology = Topology(pp=2, tp=2)
-    assert topology.groups(3) == {
-        "tp1/main": (2, 3),
-        "tp1/events": (2, 3),
-        "pp1/main": (1, 3),
-        "pp1/events": (1, 3),
-    }
+    purposes = ("main", "events", "hits", "progress")
+    expected = {f"tp1/{purpose}": (2, 3) for purpose in purposes}
+    expected |= {f"pp1/{purpose}": (1, 3) for purpose in purposes}
+    assert topology.groups(3) == expected
 
 
 def test_axes_of_size_1_have_no_group() -> None:

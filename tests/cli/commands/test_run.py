@@ -16,11 +16,11 @@ from hicache.control.agreement import MinThenChain
 class Interrupting(MinThenChain):
     rounds = 0
 
-    async def agree(self, local, *, transfers_in_flight):
+    async def agree(self, local, **more):
         self.rounds += 1
         if self.rounds == 5:
             raise KeyboardInterrupt
-        return await super().agree(local, transfers_in_flight=transfers_in_flight)
+        return await super().agree(local, **more)
 
 def wire(parts):
     parts.agreement = lambda transport, pp_rank: Interrupting(transport, pp_rank=pp_rank)
@@ -116,22 +116,47 @@ def test_the_seed_moves_the_conversations_unless_they_have_their_own(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--mode", "gloo"], "error: --mode gloo is not supported yet\n  expected  sim\n"),
+        (["--mode", "mpi"], "error: --mode mpi is not known\n  expected  sim, threads or gloo\n"),
         (["--model", "tiny-mha"], "error: --model tiny-mha is not supported yet\n  expected  none\n"),
         (
-            ["--hicache-write-policy", "write_back"],
-            "error: --hicache-write-policy write_back is not supported yet\n  expected  write_through\n",
-        ),
-        (
-            ["--radix-eviction-policy", "lfu"],
-            "error: --radix-eviction-policy lfu is not supported yet\n  expected  lru\n",
+            ["--hicache-write-policy", "never"],
+            "error: --hicache-write-policy never is not known\n"
+            "  expected  write_through, write_through_selective or write_back\n",
         ),
         (
             ["--hicache-storage-backend", "redis"],
-            "error: --hicache-storage-backend redis is not supported yet\n  expected  none\n",
+            "error: --hicache-storage-backend redis is not supported yet\n  expected  none, memory or file\n",
         ),
-        (["--meeting-guard", "on"], "error: --meeting-guard on is not supported yet\n  expected  off\n"),
-        (["--trace", "ring"], "error: --trace ring is not supported yet\n  expected  full or off\n"),
+        (
+            ["--hicache-storage-backend", "dynamic"],
+            "error: --hicache-storage-backend dynamic is not supported yet\n"
+            "  expected  none, memory or file\n",
+        ),
+        (
+            ["--hicache-host-memory-mode", "buffer_only"],
+            "error: --hicache-host-memory-mode buffer_only is not supported yet\n  expected  cache\n",
+        ),
+        (
+            ["--side-pools", "draft,swa"],
+            "error: --side-pools swa is not supported yet\n  expected  draft, indexer or mamba\n",
+        ),
+        (
+            ["--enable-streaming-session"],
+            "error: --enable-streaming-session is not supported yet\n"
+            "  try       without --enable-streaming-session\n",
+        ),
+        (
+            ["--external-linker"],
+            "error: --enable-unified-cache-external-linker is not supported yet\n"
+            "  try       without --enable-unified-cache-external-linker\n",
+        ),
+        (["--meeting-guard", "maybe"], "error: --meeting-guard maybe is not known\n  expected  on or off\n"),
+        (["--trace", "some"], "error: --trace some is not known\n  expected  full, ring or off\n"),
+        (
+            ["--admin", "attach@3"],
+            "error: --admin attach without an external tier\n"
+            "  expected  --hicache-storage-backend memory or file\n",
+        ),
         (
             ["--workload", "x", "--agentic", "y"],
             "error: --workload and --agentic exclude each other\n  expected  one source of requests\n",
@@ -161,6 +186,14 @@ def test_what_this_version_cannot_do_is_refused(
         ["--plugin", "x" * 300],
         ["--limit", "0"],
         ["--decode-steps", "two"],
+        ["--chunked-prefill-size", "9"],
+        ["--decode-reserve", "101"],
+        ["--side-pools", "draft,draft"],
+        ["--admin", "nope@1"],
+        ["--timeout", "0"],
+        ["--trace-limit", "5"],
+        ["--hicache-storage-backend", "file"],
+        ["--hicache-storage-backend-extra-config", "{"],
     ],
     ids=" ".join,
 )
@@ -170,7 +203,8 @@ def test_a_value_that_does_not_fit_is_code_2_and_leaves_no_folder(
     said = hicache("run", *words, "--out", tmp_path / "out")
     assert (said.code, said.out) == (2, "")
     assert said.err.startswith("error: ")
-    assert words[0] in said.err
+    name = {"--decode-reserve": "decode reserve", "--admin": "nope@1"}.get(words[0], words[0])
+    assert name in said.err
     assert not (tmp_path / "out").exists()
 
 
@@ -306,11 +340,11 @@ def test_a_run_in_which_nothing_happens_any_more_hangs_and_does_not_go_on_for_ev
     """Every rank waits for a copy that a substitution never lets finish."""
     plugin = tmp_path / "mine.py"
     plugin.write_text(
-        "from hicache.control.agreement import Counts, MinThenChain\n"
+        "from hicache.control.agreement import MinThenChain\n"
         "class Never(MinThenChain):\n"
-        "    async def agree(self, local, *, transfers_in_flight):\n"
-        "        agreed = await super().agree(local, transfers_in_flight=transfers_in_flight)\n"
-        "        return Counts(0, 0, agreed.backups)\n"
+        "    async def agree(self, local, **more):\n"
+        "        agreed = await super().agree(local, **more)\n"
+        "        return [0, 0, *agreed[2:]] if more['purpose'] == 'event_round' else agreed\n"
         "def wire(parts):\n"
         "    parts.agreement = lambda transport, pp_rank: Never(transport, pp_rank=pp_rank)\n"
     )
@@ -319,3 +353,138 @@ def test_a_run_in_which_nothing_happens_any_more_hangs_and_does_not_go_on_for_ev
     assert said.out.startswith("HUNG")
     assert "nothing for 5000 steps" in " ".join(said.out.split())
     assert hicache("check", tmp_path / "out").code == 15
+
+
+def test_defaults_are_those_of_the_configuration(tmp_path: Path, hicache: Hicache) -> None:
+    from hicache.config import Config
+
+    assert hicache("run", *SMALL, "--out", tmp_path).code == 0
+    assert json.loads((tmp_path / "run.json").read_text())["config"] == json.loads(
+        json.dumps(Config().describe())
+    )
+
+
+def test_every_option_of_the_cache_reaches_the_configuration(tmp_path: Path, hicache: Hicache) -> None:
+    extra = json.dumps({"prefetch_threshold": 128, "hicache_storage_pass_prefix_keys": True})
+    words = (
+        *("--hicache-write-policy", "write_through_selective", "--radix-eviction-policy", "slru"),
+        *("--hicache-storage-backend", "memory", "--hicache-storage-backend-extra-config", extra),
+        *("--hicache-storage-prefetch-policy", "best_effort"),
+        *("--hicache-storage-prefetch-retry-poll-interval", 3),
+        *("--hicache-storage-prefetch-retry-max-attempts", 5),
+        *("--chunked-prefill-size", 128, "--enable-priority-scheduling", "--side-pools", "draft,mamba"),
+        *("--side-pool-slots", 40, "--decode-reserve", 70, "--meeting-guard", "on", "--in-band-digest"),
+    )
+    assert hicache("run", *SMALL, *words, "--tp", 2, "--out", tmp_path).code == 0
+    summary = json.loads((tmp_path / "run.json").read_text())
+    config = summary["config"]
+    storage = config["storage"]
+    assert summary["outcome"] == "completed"
+    assert (config["write_policy"], config["eviction_policy"]) == ("write_through_selective", "slru")
+    assert (config["chunked_prefill_tokens"], config["decode_reserve_percent"]) == (128, 70)
+    assert (config["side_pools"], config["side_pool_slots"]) == (["draft", "mamba"], 40)
+    assert (config["priority_scheduling"], config["meeting_guard"], config["in_band_digest"]) == (
+        True,
+        True,
+        True,
+    )
+    assert (storage["backend"], storage["prefetch_policy"], storage["pass_prefix_keys"]) == (
+        "memory",
+        "best_effort",
+        True,
+    )
+    numbers = ("prefetch_threshold_tokens", "retry_poll_interval", "retry_max_attempts")
+    assert [storage[name] for name in numbers] == [128, 3, 5]
+
+
+def test_with_an_external_tier_each_lane_of_a_rank_has_a_log(tmp_path: Path, hicache: Hicache) -> None:
+    said = hicache("run", *SMALL, "--hicache-storage-backend", "memory", "--out", tmp_path)
+    assert said.code == 0
+    assert "(one for each lane of a rank, and run.json)" in " ".join(said.out.split())
+    lanes = {file.name.split(".")[1] for file in tmp_path.glob("rank0000.*.jsonl")}
+    assert lanes == {"scheduler", "prefetch", "io", "sync", "backup"}
+
+
+def test_the_folder_of_a_file_store_comes_from_the_extra_config_or_the_environment(
+    tmp_path: Path, hicache: Hicache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def directory(name: str, *words: object) -> str:
+        said = hicache("run", *SMALL, "--hicache-storage-backend", "file", *words, "--out", tmp_path / name)
+        assert (said.code, said.err) == (0, "")
+        summary = json.loads((tmp_path / name / "run.json").read_text())
+        return str(summary["config"]["storage"]["directory"])
+
+    extra = ("--hicache-storage-backend-extra-config", json.dumps({"file_storage_path": str(tmp_path / "s")}))
+    assert directory("a", *extra) == str(tmp_path / "s")
+    monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "e"))
+    assert directory("b", *extra) == str(tmp_path / "e")
+
+
+def test_the_environment_sets_how_much_is_traced_and_the_option_wins(
+    tmp_path: Path, hicache: Hicache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HICACHE_TRACE", "off")
+    assert hicache("run", *SMALL, "--out", tmp_path / "a").code == 0
+    assert list((tmp_path / "a").glob("*.jsonl")) == []
+    assert hicache("run", *SMALL, "--trace", "full", "--out", tmp_path / "b").code == 0
+    assert list((tmp_path / "b").glob("*.jsonl")) != []
+
+
+def test_a_ring_keeps_the_newest_within_its_limit(tmp_path: Path, hicache: Hicache) -> None:
+    long = ("--agentic", "conversations=6,rounds=20,max-context=3000,output=32")
+    words = (*long, "--tp", 2, "--trace", "ring", "--trace-limit", 1 << 17)
+    said = hicache("run", *words, "--out", tmp_path)
+    assert said.code == 0
+    for rank in (0, 1):
+        sizes = [file.stat().st_size for file in tmp_path.glob(f"rank000{rank}.*.jsonl")]
+        assert 0 < sum(sizes) <= 1 << 17
+
+
+def test_an_operator_can_attach_the_external_tier_later(tmp_path: Path, hicache: Hicache) -> None:
+    words = ("--hicache-storage-backend", "memory", "--admin", "attach@2,flush@40")
+    said = hicache("run", *SMALL, "--tp", 2, *words, "--out", tmp_path)
+    assert said.code == 0
+    summary = json.loads((tmp_path / "run.json").read_text())
+    assert (summary["outcome"], summary["commands"]) == ("completed", ["attach@2", "flush@40"])
+    assert summary["config"]["storage"]["attached"] is False
+
+
+def test_ranks_can_be_threads(tmp_path: Path, hicache: Hicache) -> None:
+    said = hicache("run", *SMALL, "--tp", 2, "--mode", "threads", "--out", tmp_path, "--json")
+    document = json.loads(said.out)
+    assert (said.code, document["mode"], document["outcome"]) == (0, "threads", "completed")
+    assert hicache("check", tmp_path, "--quiet").code == 0
+
+
+def test_a_plan_for_torchrun_is_written_and_nothing_is_run(tmp_path: Path, hicache: Hicache) -> None:
+    plan, out = tmp_path / "plan.json", tmp_path / "out"
+    said = hicache("run", *SMALL, "--tp", 2, "--pp", 2, "--plan-out", plan, "--out", out)
+    assert (said.code, said.out) == (
+        0,
+        f"torchrun --nproc-per-node 4 -m hicache.worker --plan {plan} --out {out} --trace full "
+        "--timeout 60\n",
+    )
+    assert json.loads(plan.read_text())["config"]["topology"] == {"dp": 1, "pp": 2, "cp": 1, "tp": 2}
+    assert not out.exists()
+
+
+def test_processes_without_torch_are_one_error_that_says_how_to_get_it(
+    tmp_path: Path, hicache: Hicache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    said = hicache("run", *SMALL, "--mode", "gloo", "--tp", 2, "--out", tmp_path / "out")
+    assert (said.code, said.out, said.err) == (
+        2,
+        "",
+        "error: --mode gloo needs torch, which is not installed; pip install 'hicache-toolkit[runtime]'\n",
+    )
+
+
+def test_the_help_shows_options_by_what_they_are_about(hicache: Hicache) -> None:
+    said = hicache("run", "--help").out
+    heads = ["Options:", "Requests:", "Ranks:", "Device and host:", "External tier:", "Scheduling:"]
+    heads += ["Chance, and what goes wrong:", "Recording:"]
+    assert [line for line in said.splitlines() if line in heads] == heads
+    assert "--enable-streaming-session" not in said, "what is only there to be refused"

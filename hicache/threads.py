@@ -1,0 +1,154 @@
+"""A job whose ranks are threads of this process: the same ranks, in an order that is the system's."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from hicache.job import (
+    RANK_ERRORS,
+    TRACE_LIMIT_BYTES,
+    Ending,
+    Logs,
+    Plan,
+    Progress,
+    RankJob,
+    Result,
+    Trace,
+    Warnings,
+    result_of,
+    write_summary,
+)
+from hicache.probes import Probes
+from hicache.rank import Parts
+from hicache.real_time import TIMEOUT_S, real_outside, switching_often
+from hicache.transport.drive import DriveLoop, Watch
+from hicache.transport.meetings import LaneTransport
+from hicache.transport.threads import thread_network, thread_wire
+
+# Between two looks at how far the run is.
+LOOK_S = 0.2
+
+
+def run_threads(
+    plan: Plan,
+    *,
+    out: Path | None = None,
+    trace: Trace = "full",
+    trace_limit: int = TRACE_LIMIT_BYTES,
+    timeout_s: float = TIMEOUT_S,
+    progress: Progress | None = None,
+) -> Result:
+    """Run `plan` to its end, each rank on a thread of its own.
+
+    Args:
+        out, trace, trace_limit, progress: as of `sim.world.simulate`.
+        timeout_s: a wait for another rank or for storage that is older ends the run as hung.
+
+    Raises:
+        WorkloadError: the workload turned out to be unreadable; logs up to there are closed properly.
+        ConfigError: a substitution could not be wired in; no file has been made.
+    """
+    parts = [plan.parts(rank) for rank in range(plan.config.topology.world_size)]
+    job = _ThreadsJob(plan, out, trace, trace_limit, timeout_s)
+    for own in parts:
+        job.add(own)
+    try:
+        with switching_often():
+            job.run(progress)
+    except BaseException:
+        job.abandon()
+        raise
+    return job.end()
+
+
+class _ThreadsJob:
+    """The ranks of one run, their loops and their threads."""
+
+    def __init__(
+        self, plan: Plan, out: Path | None, trace: Trace, trace_limit: int, timeout_s: float
+    ) -> None:
+        self._plan = plan
+        self._out = out
+        self._timeout_s = timeout_s
+        self._warnings = Warnings()
+        self._logs = Logs(plan, out, trace, limit_bytes=trace_limit, warn=self._warnings)
+        self._watch = Watch()
+        self._network = thread_network(plan.config.topology)
+        self._stored: dict[str, bytes] = {}
+        self._ranks: list[tuple[RankJob, DriveLoop, threading.Thread]] = []
+        # What ended a thread that no lane has raised, an interrupt in the middle of one above all.
+        self._broken: list[BaseException] = []
+
+    def add(self, parts: Parts) -> None:
+        plan, rank = self._plan, parts.rank
+        loop = DriveLoop(self._watch, timeout_s=self._timeout_s, tell=self._warnings)
+        seat = self._network.seat(rank)
+        wire = thread_wire(self._network, rank, loop)
+
+        def transport(probes: Probes) -> LaneTransport:
+            return LaneTransport(seat, wire, probes, guard=plan.config.meeting_guard)
+
+        outside = real_outside(plan, rank, loop, self._watch, transport, self._stored)
+        job = RankJob(plan, parts, self._logs, outside)
+        thread = threading.Thread(target=self._work, args=(loop,), name=f"rank {rank}", daemon=True)
+        self._ranks.append((job, loop, thread))
+
+    def _work(self, loop: DriveLoop) -> None:
+        try:
+            loop.run()
+        except BaseException as error:
+            self._broken.append(error)
+            self._stop("another rank's thread has ended")
+
+    def run(self, progress: Progress | None) -> None:
+        for _, _, thread in self._ranks:
+            thread.start()
+        for _, _, thread in self._ranks:
+            while thread.is_alive():
+                thread.join(LOOK_S)
+                if progress is not None:
+                    self._look(progress)
+        if self._broken:
+            raise self._broken[0]
+
+    def _look(self, progress: Progress) -> None:
+        doors = [job.door for job, _, _ in self._ranks if job.door is not None]
+        fractions = [door.workload.fraction for door in doors]
+        progress(sum(door.served for door in doors), sum(fractions) / len(fractions))
+
+    def _stop(self, reason: str) -> None:
+        for _, loop, _ in self._ranks:
+            loop.stop("stopped", reason)
+
+    def end(self) -> Result:
+        """Close the logs and say how it went.
+
+        Raises:
+            Exception: what a rank raised, unless that is an outcome of the run.
+        """
+        result = self._result()
+        self._summarise(result)
+        for job, _, _ in self._ranks:
+            if job.failure is not None and not isinstance(job.failure, RANK_ERRORS):
+                raise job.failure
+        return result
+
+    def abandon(self) -> None:
+        """Interrupted: a lane without a trailer is what a cut log is."""
+        self._stop("interrupted")
+        for _, _, thread in self._ranks:
+            if thread.ident is not None:
+                thread.join()
+        self._logs.abandon()
+        self._summarise(self._result(), outcome="interrupted")
+
+    def _result(self) -> Result:
+        endings: dict[int, Ending] = {
+            job.rank: job.end(loop.end or "stopped", loop.end_reason) for job, loop, _ in self._ranks
+        }
+        return result_of(self._plan, endings, self._logs)
+
+    def _summarise(self, result: Result, *, outcome: str = "") -> None:
+        if trouble := write_summary(self._out, self._plan, result, outcome=outcome, mode="threads"):
+            self._warnings(trouble)
