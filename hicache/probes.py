@@ -91,7 +91,7 @@ EVICT_HOST = Kind(
     "decision",
     agree=REPLICA,
     compared=("pages_wanted", "pages_freed", "nodes"),
-    local=("host_pages_free", "device_pages_free"),
+    local=("host_pages_free", "device_pages_free", "host_pages_used"),
     info=("dropped_digests",),
 )
 
@@ -101,7 +101,7 @@ RECLAIM = Kind(
     "decision",
     agree=REPLICA,
     compared=("node", "digest", "pages"),
-    local=("host_pages_free",),
+    local=("host_pages_free", "device_pages_free", "host_pages_used"),
 )
 
 # Slots taken: what for, and the agreed counts before.
@@ -110,15 +110,7 @@ ALLOC = Kind(
     "decision",
     agree=REPLICA,
     compared=("purpose", "evictable_pages", "protected_pages", "pages"),
-    local=("device_pages_free",),
-)
-
-HOST_ALLOC = Kind(
-    "host_alloc",
-    "decision",
-    agree=REPLICA,
-    compared=("purpose", "pool", "slots"),
-    local=("host_slots_free", "is_reserved"),
+    local=("device_pages_free", "host_pages_free", "writes_in_flight"),
 )
 
 # A running request gives its pages back and waits again.
@@ -127,7 +119,7 @@ RETRACT = Kind(
     "decision",
     agree=REPLICA,
     compared=("rid", "attempt", "output_tokens", "pages"),
-    local=("device_pages_free", "running_count"),
+    local=("device_pages_free", "host_pages_free", "running_count"),
 )
 
 BATCH = Kind(
@@ -317,7 +309,7 @@ PREFETCH_SUBMIT = Kind(
     "decision",
     agree=REPLICA,
     compared=("rid", "attempt", "op", "node", "pages", "outcome", "occupied_tokens", "tokens"),
-    local=("host_pages_free",),
+    local=("host_pages_free", "hits_ready", "prefetch_acks_ready"),
 )
 
 QUERY = Kind(
@@ -334,7 +326,7 @@ PREFETCH_HIT = Kind(
     "decision",
     agree=REPLICA,
     compared=("op", "rid", "attempt", "consume_seq", "outcome", "hit_tokens", "tokens"),
-    local=("host_pages_free", "is_reserved"),
+    local=("host_pages_free", "is_reserved", "hits_ready", "prefetch_acks_ready"),
     result="tokens",
 )
 
@@ -349,7 +341,7 @@ READ = Kind(
 # `ack` is progress, pool_hits or completed. The acks of one prefetch are as many on every rank.
 PROGRESS = Kind(
     "progress",
-    "decision",
+    "event",
     agree=REPLICA,
     compared=("op", "ack", "publish_seq", "agreed_tokens"),
     local=("local_tokens",),
@@ -368,7 +360,7 @@ PREFETCH_INSERT = Kind(
     "decision",
     agree=REPLICA,
     compared=("op", "rid", "node", "outcome", "completed_tokens", "matched_tokens", "loaded_tokens"),
-    local=("host_pages_free",),
+    local=("host_pages_free", "hits_ready", "prefetch_acks_ready"),
     info=("new_digests",),
     result="loaded_tokens",
 )
@@ -379,7 +371,7 @@ PREFETCH_POLL = Kind(
     "decision",
     agree=REPLICA,
     compared=("rid", "attempt", "op", "policy", "completed_tokens", "verdict"),
-    local=("elapsed_ns", "is_late"),
+    local=("elapsed_ns", "is_late", "hits_ready", "prefetch_acks_ready"),
     leader="pp",
     led=("verdict",),
 )
@@ -397,6 +389,7 @@ PREFETCH_RETRY = Kind(
     "decision",
     agree=REPLICA,
     compared=("rid", "attempt", "cause", "verdict", "due_step", "tries"),
+    local=("host_pages_free", "hits_ready", "prefetch_acks_ready"),
 )
 
 RELEASE = Kind(
@@ -413,6 +406,7 @@ STORAGE_BACKUP = Kind(
     "decision",
     agree=REPLICA,
     compared=("op", "node", "pages"),
+    local=("host_pages_free", "storage_acks_ready", "backups_in_flight"),
 )
 
 STORAGE_WRITE = Kind(
@@ -437,14 +431,14 @@ COMMAND = Kind(
     "decision",
     agree=REPLICA,
     compared=("verb", "reason", "verdict"),
-    local=("is_ready", "error"),
+    local=("is_ready", "error", "host_pages_free"),
 )
 
 # What a lane is at, for people and for heartbeats: idle (its queue is empty), backend, collective, ended.
 LANE_STATE = Kind("lane_state", "note", info=("state", "op"))
 
 # Agreed on before the first request: the least that any rank has; 0 is no limit.
-CAPACITY = Kind("capacity", "decision", agree=REPLICA, compared=("pool", "pages"), local=("own_pages",))
+CAPACITY = Kind("capacity", "event", agree=REPLICA, compared=("pool", "pages"), local=("own_pages",))
 
 POOL_AUDIT = Kind(
     "pool_audit",
@@ -491,7 +485,6 @@ KINDS = (
     EVICT_HOST,
     RECLAIM,
     ALLOC,
-    HOST_ALLOC,
     RETRACT,
     BATCH,
     FORWARD,
@@ -541,7 +534,6 @@ class Probes:
         "evict_host",
         "finish",
         "forward",
-        "host_alloc",
         "insert_call",
         "insert_return",
         "lane_state",
@@ -602,7 +594,6 @@ class Probes:
         self.evict_host = tracer.emitter(EVICT_HOST)
         self.reclaim = tracer.emitter(RECLAIM)
         self.alloc = tracer.emitter(ALLOC)
-        self.host_alloc = tracer.emitter(HOST_ALLOC)
         self.retract = tracer.emitter(RETRACT)
         self.batch = tracer.emitter(BATCH)
         self.forward = tracer.emitter(FORWARD)

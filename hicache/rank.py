@@ -154,6 +154,7 @@ def build_rank(
         config=config,
         digest_key=digest_key,
         on_end=prefetches.queues.close if prefetches is not None else _nothing,
+        lanes=[own for lane, own in probes.items() if lane != SCHEDULER],
     )
     lanes: dict[str, Coroutine[Any, Any, None]] = {SCHEDULER: scheduler.run()}
     if prefetches is not None:

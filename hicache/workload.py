@@ -12,12 +12,13 @@ import io
 import json
 import weakref
 import zlib
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from hicache.core import TOKEN_BYTES, Request
-from hicache.errors import WorkloadError
+from hicache.core import TOKEN_BYTES, Abort, Arrival, Command, Request
+from hicache.errors import ConfigError, WorkloadError
 
 # Ids beyond this share a second range of tokens, handed out in order of appearance.
 PLAIN_ID_MAX = 1 << 31
@@ -30,17 +31,28 @@ INPUT_TOKENS_MAX = 1 << 28
 ARRIVAL_MS_MAX = 1 << 42
 # A prompt of 838,246 tokens in blocks of 16 is a line of half a megabyte.
 LINE_BYTES_MAX = 1 << 26
+# A command's poll; by then every workload has ended.
+POLLS_MAX = 1 << 40
+COMMANDS = {"flush": Command("flush"), "attach": Command("attach"), "detach": Command("detach")}
 
 
 class Workload(Protocol):
     """Requests of one replica, in order."""
+
+    def poll(self) -> Sequence[Abort]:
+        """The front door is looked at once more: time for its clients; says which of them go away now."""
+        ...
 
     def next(self) -> Request | None:
         """The next request that may be sent now; None when one must wait for an answer, or at the end."""
         ...
 
     def finished(self, rid: str) -> None:
-        """The answer to `rid` is complete."""
+        """The answer to `rid` is complete, or was refused."""
+        ...
+
+    def aborted(self, rid: str) -> None:
+        """`rid` has ended without its answer because its client had gone."""
         ...
 
     @property
@@ -92,6 +104,10 @@ class TraceFile:
         if self._ahead is None and limit != 0 and replica == 0:
             raise WorkloadError(f"{path}: no request in it; expected one JSON object a line with hash_ids")
 
+    def poll(self) -> Sequence[Abort]:
+        """A trace does not say whose client went away."""
+        return ()
+
     def next(self) -> Request | None:
         request = self._ahead
         if request is not None:
@@ -100,6 +116,9 @@ class TraceFile:
 
     def finished(self, rid: str) -> None:
         """A trace's requests do not wait for each other."""
+
+    def aborted(self, rid: str) -> None:
+        """Nor for one that was given up."""
 
     @property
     def is_exhausted(self) -> bool:
@@ -215,33 +234,90 @@ def _whole_number(row: dict[str, Any], name: str, where: str, *, low: int, high:
     return value
 
 
-class FrontDoor:
-    """A workload behind a limit of requests in flight. Implements `ports.Source`."""
+def parse_commands(text: str) -> list[tuple[int, Command]]:
+    """Read `attach@40,detach@90,flush@120`: commands with the poll at which each is given, earliest first.
 
-    def __init__(self, workload: Workload, concurrency: int) -> None:
+    Raises:
+        ConfigError: not a command, or not a poll; polls count from 1.
+    """
+    found: list[tuple[int, Command]] = []
+    for part in filter(None, text.split(",")):
+        verb, _, poll = part.partition("@")
+        is_poll = poll.isascii() and poll.isdecimal() and len(poll) < 14
+        if verb not in COMMANDS or not (is_poll and 1 <= int(poll) <= POLLS_MAX):
+            raise ConfigError(
+                f"command {part!r}: expected one of {', '.join(COMMANDS)} and the poll from 1 on at which it "
+                "is given, as in attach@40,detach@90"
+            )
+        found.append((int(poll), COMMANDS[verb]))
+    return sorted(found, key=lambda pair: pair[0])
+
+
+class FrontDoor:
+    """A workload behind a limit of requests in flight. Implements `ports.Source`.
+
+    Args:
+        commands: an operator's commands and the poll at which each is given, earliest first. One that is
+            due after the last request has ended is given then, one a poll.
+    """
+
+    def __init__(
+        self, workload: Workload, concurrency: int, commands: Sequence[tuple[int, Command]] = ()
+    ) -> None:
         self.workload = workload
         self.served = 0
         self.refused = 0
+        self.aborted = 0
         self._free = concurrency
+        self._in_flight: set[str] = set()
+        # Requests in flight whose client has gone.
+        self._left: set[str] = set()
+        self._commands = deque(commands)
+        self._polls = 0
 
-    def poll(self) -> list[Request]:
-        arrived: list[Request] = []
+    def poll(self) -> list[Arrival]:
+        self._polls += 1
+        arrived: list[Arrival] = []
+        for abort in self.workload.poll():
+            # A client may go just as its answer is complete, so an abort is handed on whatever it meets.
+            arrived.append(abort)
+            if abort.rid in self._in_flight:
+                self._left.add(abort.rid)
+        arrived += self._due_commands()
         while self._free:
             request = self.workload.next()
             if request is None:
                 break
             self._free -= 1
+            self._in_flight.add(request.rid)
             arrived.append(request)
         return arrived
 
+    def _due_commands(self) -> list[Command]:
+        due: list[Command] = []
+        while self._commands and self._commands[0][0] <= self._polls:
+            due.append(self._commands.popleft()[1])
+        is_over = self.workload.is_exhausted and not self._in_flight
+        if not due and self._commands and is_over:
+            due.append(self._commands.popleft()[1])
+        return due
+
     def finished(self, rid: str, *, is_served: bool) -> None:
         self._free += 1
+        self._in_flight.remove(rid)
+        has_left = rid in self._left
+        self._left.discard(rid)
         if is_served:
             self.served += 1
+        elif has_left:
+            self.aborted += 1
         else:
             self.refused += 1
-        self.workload.finished(rid)
+        if has_left and not is_served:
+            self.workload.aborted(rid)
+        else:
+            self.workload.finished(rid)
 
     @property
     def is_exhausted(self) -> bool:
-        return self.workload.is_exhausted
+        return self.workload.is_exhausted and not self._commands

@@ -6,21 +6,27 @@ Exits 1 when a claim did not hold; every failure is printed with the seed that r
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from consensus_checker.check import check
 from hicache.agentic import AgenticSpec
 from hicache.config import Config
+from hicache.control.scheduler import Scheduler
 from hicache.sim.world import Plan, simulate
 from hicache.zoo import SCENARIOS
+from tests.hicache.sim.test_invariants import dense_plan
 from tests.hicache.sim.test_world import TOPOLOGIES, disturbed
-from tests.support.runs import agentic_plan, of_kind, records
+from tests.support import survival
+from tests.support.invariants import assert_invariants
+from tests.support.runs import agentic_plan, of_kind, records, verdict
 from tests.zoo.test_zoo import disturbed_rank, truth, write_logs
 from tracer.log import find_logs
 
@@ -38,6 +44,9 @@ class Tally:
     def row(self) -> str:
         outcomes = ", ".join(f"{count} {name}" for name, count in sorted(self.outcomes.items()))
         return f"| {self.name} | {self.runs} | {outcomes} | {len(self.failures)} |"
+
+
+Sweep = Callable[[str, int], Tally]
 
 
 def sweep_scenario(name: str, seeds: int) -> Tally:
@@ -104,19 +113,54 @@ def sweep_worlds(name: str, seeds: int) -> Tally:
         plan = world(name, seed)
         result = simulate(plan, trace="memory")
         tally.runs += 1
-        with tempfile.TemporaryDirectory() as folder:
-            verdict = check(find_logs(write_logs(result, Path(folder))))
+        found = verdict(result)
         is_alone = plan.config.topology.world_size == plan.config.topology.dp
         wanted = "nothing_compared" if is_alone else "consistent"
         rows = [row for lines in result.lines.values() for row in records(lines)]
         wrong = len(of_kind(rows, "wrong_page"))
         kept = sum(row["protected"] for row in of_kind(rows, "pool_audit"))
-        tally.outcomes[f"{result.outcome}, {verdict.kind}"] += 1
-        if (result.outcome, verdict.kind, wrong, kept) != ("completed", wanted, 0, 0):
+        tally.outcomes[f"{result.outcome}, {found.kind}"] += 1
+        if (result.outcome, found.kind, wrong, kept) != ("completed", wanted, 0, 0):
             tally.failures.append(
-                f"{name} seed {seed}: {result.outcome} {result.error} {verdict.finding.summary}, "
+                f"{name} seed {seed}: {result.outcome} {result.error} {found.finding.summary}, "
                 f"{wrong} wrong pages, {kept} pages still protected"
             )
+    return tally
+
+
+def sweep_survival(name: str, seeds: int) -> Tally:
+    """With an external tier and every trouble there is: completed, consistent, right pages, books balanced."""
+    tally = Tally(f"worlds of trouble with an external tier, {name}")
+    for trouble, seed in itertools.product(survival.TROUBLES, range(1, seeds + 1)):
+        # Not the cached one: nothing of a run is kept.
+        survived = survival.survive.__wrapped__(name, trouble, seed)
+        tally.runs += 1
+        tally.outcomes["survived" if not survived.complaints else "not survived"] += 1
+        if survived.complaints:
+            tally.failures.append(f"world({name!r}, {trouble!r}, {seed}): {survived.complaints[0]}")
+    return tally
+
+
+def sweep_books(name: str, seeds: int) -> Tally:
+    """After every step of every rank, all that is kept up to date in small changes is derived again."""
+    tally = Tally(f"{name}, books kept after every step")
+    iterate = Scheduler._iterate
+
+    async def iterate_and_look(self: Scheduler) -> bool:
+        goes_on = await iterate(self)
+        assert_invariants(self)
+        return goes_on
+
+    Scheduler._iterate = iterate_and_look  # type: ignore[method-assign]
+    try:
+        for seed in range(1, seeds + 1):
+            result = simulate(dense_plan(seed), trace="off")
+            tally.runs += 1
+            tally.outcomes[result.outcome] += 1
+            if result.outcome != "completed":
+                tally.failures.append(f"dense_plan({seed}): {result.outcome} {result.error} {result.parked}")
+    finally:
+        Scheduler._iterate = iterate  # type: ignore[method-assign]
     return tally
 
 
@@ -124,17 +168,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=200)
     seeds = parser.parse_args().seeds
-    sweeps = [(sweep_scenario, name) for name in SCENARIOS] + [(sweep_worlds, name) for name in TOPOLOGIES]
+    half = -(-seeds // 2)
+    sweeps: list[tuple[Sweep, str, int]] = [(sweep_scenario, name, seeds) for name in SCENARIOS]
+    sweeps += [(sweep_worlds, name, seeds) for name in TOPOLOGIES]
+    sweeps += [(sweep_survival, name, half) for name in survival.TOPOLOGIES]
+    sweeps.append((sweep_books, "dense prompts", 2 * seeds))
     tallies = []
-    for sweep, name in sweeps:
+    for sweep, name, count in sweeps:
         start = time.monotonic()
-        tally = sweep(name, seeds)
+        tally = sweep(name, count)
         tally.seconds = time.monotonic() - start
         tallies.append(tally)
         print(f"{tally.name}: {tally.runs} runs in {tally.seconds:.0f} s", file=sys.stderr)
     failures = [failure for tally in tallies for failure in tally.failures]
     print("# Soak\n")
-    print(f"`make soak`, {seeds} seeds a line. A failure is a claim of the suite that did not hold.\n")
+    print(
+        f"`make soak`, {seeds} seeds a line, and {half} for each of {len(survival.TROUBLES)} troubles. "
+        "A failure is a claim of the suite that did not hold.\n"
+    )
     print("| sweep | runs | outcomes | failures |\n|---|---:|---|---:|")
     for tally in tallies:
         print(tally.row())

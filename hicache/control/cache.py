@@ -315,7 +315,13 @@ class Cache:
             await self.evict(shortage)
         if page_count:
             self.probes.alloc(
-                purpose, tree.evictable_pages, tree.protected_pages, page_count, self.device_pages_free
+                purpose,
+                tree.evictable_pages,
+                tree.protected_pages,
+                page_count,
+                self.device_pages_free,
+                self.host_pages_free,
+                len(self.writes),
             )
         room.take(page_count)
         slots = self.tiers.device.alloc(page_count)
@@ -401,7 +407,7 @@ class Cache:
             return False
         page_count, state_count = node.page_count, self._states_missing(node)
         has_room = host.make_room(page_count, state_count)
-        self._record_backup(node, "eviction", page_count, has_room)
+        self._record_backup(node, "eviction", page_count, has_room, self._backup_facts())
         if not has_room:
             return False
         host.take(page_count, state_count)
@@ -431,9 +437,11 @@ class Cache:
             page_count = node.page_count if node.host is None else 0
             state_count = self._states_missing(node)
             has_room = host.make_room(page_count, state_count)
+            # What this rank saw when it decided, before it took anything.
+            facts = self._backup_facts()
             slots = host.reserve(page_count, state_count) if has_room else None
             is_queued = has_room and self.reservations.stands(slots)
-            self._record_backup(node, reason, page_count, is_queued)
+            self._record_backup(node, reason, page_count, is_queued, facts)
             if not is_queued:
                 return
             host.take(page_count, state_count)
@@ -447,16 +455,19 @@ class Cache:
         """1 where the node's recurrent state is on the device and not on the host."""
         return int(self.tree.has_state and node.device_state and node.host_state is None)
 
-    def _record_backup(self, node: Node, reason: str, page_count: int, is_queued: bool) -> None:
-        self.probes.write_backup(
-            node.id,
-            reason,
-            page_count,
-            page_count * self.page_tokens if is_queued else 0,
-            self.host_pages_free,
-            self.device_pages_free,
-            len(self.write_queue),
-        )
+    def _backup_facts(self) -> tuple[int | None, int | None, int]:
+        return self.host_pages_free, self.device_pages_free, len(self.write_queue)
+
+    def _record_backup(
+        self,
+        node: Node,
+        reason: str,
+        page_count: int,
+        is_queued: bool,
+        facts: tuple[int | None, int | None, int],
+    ) -> None:
+        tokens = page_count * self.page_tokens if is_queued else 0
+        self.probes.write_backup(node.id, reason, page_count, tokens, *facts)
 
     def backups_ballot(self) -> int:
         """What this rank reports of its queued backups."""

@@ -23,7 +23,7 @@ async def carry_out(command: Command, cache: Cache, probes: Probes, *, is_idle: 
         is_done, error = await _change_storage(command, cache)
         reason = "" if is_done else "unreachable"
     # `error` is what this rank has met with, and may be met with by this rank alone.
-    probes.command(command.verb, reason, REFUSED if reason else DONE, not error, error)
+    probes.command(command.verb, reason, REFUSED if reason else DONE, not error, error, cache.host_pages_free)
 
 
 def _why_not(command: Command, cache: Cache, *, is_idle: bool) -> str:

@@ -6,14 +6,16 @@ It is computed from the same declarations that the checker reads, whether or not
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from hicache.probes import EVENT_ROUND, KINDS, REPLICA, Probes
+from hicache.probes import EVENT_ROUND, INSERT_CALL, INSERT_RETURN, KINDS, REPLICA, Probes
 from tracer.record import Kind
 
 Emit = Callable[..., None]
 # Two halves: the value and its negative must fit a vector, and a short checksum is too easy to meet twice.
 HALF_BITS = 21
+# Kinds that are written in phases: emitter -> its fields.
+PHASES = {"insert": {"insert_call": INSERT_CALL, "insert_return": INSERT_RETURN}}
 HALF_MASK = (1 << HALF_BITS) - 1
 
 
@@ -39,14 +41,14 @@ class RunningDigest:
     def watch(self, probes: Probes) -> None:
         """Fold what `probes` is given from now on, kind by kind, before it is recorded."""
         for kind in KINDS:
-            if kind.agree == REPLICA and kind is not EVENT_ROUND and hasattr(probes, kind.name):
-                setattr(probes, kind.name, self._folding(kind, getattr(probes, kind.name)))
+            if kind.agree == REPLICA and kind is not EVENT_ROUND:
+                for emitter, fields in PHASES.get(kind.name, {kind.name: kind.fields}).items():
+                    setattr(probes, emitter, self._folding(kind, fields, getattr(probes, emitter)))
 
-    def _folding(self, kind: Kind, emit: Emit) -> Emit:
+    def _folding(self, kind: Kind, fields: Sequence[str], emit: Emit) -> Emit:
         # What a leader decides reaches the others by the same message that carries this digest.
-        count = len(kind.compared)
-        skipped = {kind.compared.index(name) for name in kind.led}
-        kept = [at for at in range(count) if at not in skipped]
+        watched = set(kind.compared) - set(kind.led)
+        kept = [at for at, name in enumerate(fields) if name in watched]
 
         def fold_and_emit(*values: object) -> None:
             self.fold(kind.name, tuple(values[at] for at in kept))

@@ -116,7 +116,7 @@ class HostMemory:
         pages_freed = 0
         victims: list[int] = []
         dropped: list[bytes] = []
-        facts = (self.pages_free, self._tiers.device.pages_free)
+        facts = (self.pages_free, self._tiers.device.pages_free, self._memory.pages_used)
         while not self.has_room(page_count, state_count):
             node = tree.host_leaves.pop()
             if node is None:
@@ -148,4 +148,11 @@ class HostMemory:
                 slots, state = self._tree.clear_host(node)
                 self.free(slots, state)
                 self.reclaim_digest = fold_reclaim(self.reclaim_digest, node.id)
-                self._probes.reclaim(node.id, self.reclaim_digest, len(slots), self.pages_free)
+                self._probes.reclaim(
+                    node.id,
+                    self.reclaim_digest,
+                    len(slots),
+                    self.pages_free,
+                    self._tiers.device.pages_free,
+                    self._memory.pages_used,
+                )

@@ -190,7 +190,7 @@ class Prefetches:
             outcome,
             self.occupied_tokens,
             span_pages * self._page_tokens if outcome == "issued" else 0,
-            self._host.pages_free,
+            *self._facts(),
         )
         return outcome
 
@@ -257,6 +257,8 @@ class Prefetches:
                 pages * self._page_tokens,
                 self._host.pages_free,
                 is_reserved,
+                len(self.queues.hits),
+                len(self.queues.acks),
             )
             if pages:
                 self.queues.buffer.put(prefetch)
@@ -380,7 +382,7 @@ class Prefetches:
             completed * self._page_tokens,
             matched * self._page_tokens,
             loaded * self._page_tokens,
-            self._host.pages_free,
+            *self._facts(),
             new_digests.hex(),
         )
         prefetch.active.storage_pages = loaded
@@ -455,6 +457,8 @@ class Prefetches:
             "end" if may_end else "wait",
             elapsed_ns,
             is_late,
+            len(self.queues.hits),
+            len(self.queues.acks),
         )
         if not may_end:
             return False
@@ -558,7 +562,13 @@ class Prefetches:
 
     def _record_retry(self, active: Active, cause: str, verdict: str, due_step: int) -> None:
         tries = self.books.tries.get(active.handle, 0)
-        self._probes.prefetch_retry(active.rid, active.attempt, cause, verdict, due_step, tries)
+        self._probes.prefetch_retry(
+            active.rid, active.attempt, cause, verdict, due_step, tries, *self._facts()
+        )
+
+    def _facts(self) -> tuple[int | None, int, int]:
+        """What this rank alone sees: free host pages, and what its lanes have published by now."""
+        return self._host.pages_free, len(self.queues.hits), len(self.queues.acks)
 
     def _count_lost(self, prefetch: Prefetch, reason: str, pages: int) -> None:
         if pages > 0:
@@ -587,7 +597,14 @@ class Prefetches:
             prefix=prefix,
         )
         self._backups[op] = backup
-        self._probes.storage_backup(op, node.id, node.page_count)
+        self._probes.storage_backup(
+            op,
+            node.id,
+            node.page_count,
+            self._host.pages_free,
+            len(self.queues.backup_acks),
+            len(self._backups),
+        )
         self.queues.backup.put(backup)
 
     async def drain_backups(self, count: int) -> None:

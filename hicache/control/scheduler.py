@@ -14,7 +14,7 @@ finds a request waiting, running or between two chunks, and never in the middle 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from hicache.config import Config
@@ -50,6 +50,7 @@ class Scheduler:
         source: the front door, on the first rank of a replica.
         digest_key: key of the run's page digests, and of the digest that stands for a namespace.
         on_end: called once, when the lane has ended as it should.
+        lanes: probes of the rank's other lanes; what they record carries the scheduler's step.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Scheduler:
         config: Config,
         digest_key: bytes,
         on_end: Callable[[], None],
+        lanes: Sequence[Probes] = (),
     ) -> None:
         self._cache = cache
         self._admission = admission
@@ -79,6 +81,7 @@ class Scheduler:
         self._config = config
         self._digest_key = digest_key
         self._on_end = on_end
+        self._tracers = [probes.tracer, *(own.tracer for own in lanes)]
         self._page_tokens = config.page_size_tokens
         self._model = Forward(cache, transport, ledger, probes, pp_rank=pp_rank)
         self._patience = Patience(cache)
@@ -103,7 +106,8 @@ class Scheduler:
 
     async def _iterate(self) -> bool:
         """One step; False when there will be no other."""
-        self._probes.tracer.step = self.step
+        for tracer in self._tracers:
+            tracer.step = self.step
         mail = await self._receive()
         if mail.is_last:
             return False
@@ -304,6 +308,7 @@ class Scheduler:
             active.output_tokens_done,
             pages,
             cache.device_pages_free,
+            cache.host_pages_free,
             len(self._running),
         )
         self._running.remove(active)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import runpy
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
-from hicache.control.agreement import Counts, MinThenChain, ReserveThenVote
-from hicache.core import Slot
+from hicache.control.agreement import EVENT_ROUND, MinThenChain, ReserveThenVote
+from hicache.control.pools import HostSlots
 from hicache.errors import ConfigError
 from hicache.rank import Parts
 
@@ -28,10 +29,13 @@ class SkipWhenNothingFinished(MinThenChain):
     Source: sglang issues 26921 and 27489.
     """
 
-    async def reduce(self, local: Counts, *, transfers_in_flight: int) -> list[int]:
-        if transfers_in_flight and not local.writes and not local.loads:
-            return local.vector()
-        return await super().reduce(local, transfers_in_flight=transfers_in_flight)
+    async def reduce(
+        self, local: Sequence[int], *, op: Literal["min", "max"], purpose: str, transfers_in_flight: int
+    ) -> list[int]:
+        # An event round's vector begins with the writes and the loads that are done.
+        if purpose == EVENT_ROUND and transfers_in_flight and not any(local[:2]):
+            return list(local)
+        return await super().reduce(local, op=op, purpose=purpose, transfers_in_flight=transfers_in_flight)
 
 
 class OwnMemoryDecides(ReserveThenVote):
@@ -40,7 +44,7 @@ class OwnMemoryDecides(ReserveThenVote):
     Source: sglang issue 28429.
     """
 
-    def stands(self, slots: list[Slot] | None) -> bool:
+    def stands(self, slots: HostSlots | None) -> bool:
         return slots is not None
 
     def committed(self, queue_len: int, agreed: int) -> int:

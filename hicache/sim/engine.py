@@ -1,4 +1,8 @@
-"""Copies of page tags in simulated time: a copy is done after a number of polls, by chance or by fault."""
+"""Copies of page tags in simulated time: a copy is done after a number of polls, by chance or by fault.
+
+Copies of one queue run side by side: a poll that finds one unfinished is time for those behind it too, so a
+later copy may be done before an earlier one. Who drains acks must not mind.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +37,8 @@ class SimEngine:
         self._probes = probes
         self._polls_max = polls_max
         self._delay = delay
+        # Copies under way, oldest first.
+        self._moving: dict[Queue, list[Transfer]] = {"write": [], "load": []}
         self._polls_left: dict[int, int] = {}
         self._submitted: dict[Queue, int] = {"write": 0, "load": 0}
 
@@ -41,22 +47,32 @@ class SimEngine:
         polls = self._schedule.choose(self._polls_max + 1, "transfer") if self._polls_max else 0
         self._polls_left[transfer.op] = polls + self._delay(queue, self._submitted[queue])
         self._submitted[queue] += 1
+        self._moving[queue].append(transfer)
 
     def ready(self, transfer: Transfer) -> bool:
-        if transfer.is_done:
+        if transfer.is_done or self._advance(transfer):
             return True
+        moving = self._moving[transfer.queue]
+        # A copy, as those that are done now leave the list.
+        for behind in moving[moving.index(transfer) + 1 :]:
+            self._advance(behind)
+        return False
+
+    async def wait(self, transfer: Transfer) -> None:
+        while not self.ready(transfer):
+            await PAUSE
+
+    def _advance(self, transfer: Transfer) -> bool:
+        """One poll's worth of time for one copy; returns whether it is done now."""
         if self._polls_left[transfer.op] > 0:
             self._polls_left[transfer.op] -= 1
             return False
         self._move(transfer)
         return True
 
-    async def wait(self, transfer: Transfer) -> None:
-        while not self.ready(transfer):
-            await PAUSE
-
     def _move(self, transfer: Transfer) -> None:
         del self._polls_left[transfer.op]
+        self._moving[transfer.queue].remove(transfer)
         ledger = self._ledger
         source, target = ledger.device, ledger.host
         if transfer.queue == "load":

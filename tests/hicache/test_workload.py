@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
 import random
 from pathlib import Path
@@ -9,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hicache.agentic import Agentic, AgenticSpec
-from hicache.core import Request
+from hicache.core import Abort, Arrival, Command, Request
 from hicache.errors import ConfigError, WorkloadError
-from hicache.workload import FrontDoor, TraceFile, Workload
+from hicache.workload import FrontDoor, TraceFile, Workload, parse_commands
 
 
 def write(path: Path, *rows: object) -> Path:
@@ -126,72 +125,79 @@ def test_a_missing_file_and_an_empty_one_are_errors_at_once(tmp_path: Path) -> N
         TraceFile(tmp_path, 4)
 
 
-def test_a_conversation_grows_by_equal_steps_and_repeats_itself() -> None:
-    spec = AgenticSpec(conversations=1, rounds=4, max_context=420, output=10, shared_prefix=20)
-    requests = read_all(Agentic(spec))
-    assert [request.input_tokens for request in requests] == [120, 220, 320, 420]
-    for earlier, later in itertools.pairwise(requests):
-        assert later.tokens.startswith(earlier.tokens + earlier.output)
+def rids(arrived: list[Arrival]) -> list[str]:
+    return [arrival.rid for arrival in arrived if isinstance(arrival, Request)]
 
 
-def test_conversations_share_their_prefix_and_nothing_more() -> None:
-    spec = AgenticSpec(conversations=2, rounds=1, max_context=100, output=10, shared_prefix=20)
-    first, second = read_all(Agentic(spec))
-    assert first.tokens[:80] == second.tokens[:80]
-    assert first.tokens[80:84] != second.tokens[80:84]
-
-
-def test_a_conversation_waits_for_its_answer() -> None:
-    workload = Agentic(AgenticSpec(conversations=1, rounds=2, max_context=200, output=10, shared_prefix=0))
-    first = workload.next()
-    assert first is not None
-    assert workload.next() is None
-    assert not workload.is_exhausted
-    workload.finished(first.rid)
-    assert workload.next() is not None
-
-
-def test_a_seed_gives_the_same_conversations_whoever_answers_faster() -> None:
-    spec = AgenticSpec(conversations=3, rounds=3)
-    one_by_one = {request.rid: request for request in read_all(Agentic(spec))}
-    workload = Agentic(spec)
-    together: dict[str, Request] = {}
-    while not workload.is_exhausted:
-        batch = list(iter(workload.next, None))
-        for request in reversed(batch):
-            together[request.rid] = request
-            workload.finished(request.rid)
-    assert together == one_by_one
-
-
-def test_a_specification_is_read_by_its_keys() -> None:
-    spec = AgenticSpec.parse("conversations=32,rounds=86,max-context=160000,output=20,aborts=0,think=0")
-    assert (spec.conversations, spec.rounds, spec.max_context, spec.output) == (32, 86, 160_000, 20)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "conversations=0",
-        "rounds=x",
-        "colour=3",
-        "rounds=8,max-context=8",
-        "output=4096",
-        "shared-prefix=5000",
-        "aborts=3",
-        "conversations",
-        "rounds=99999999999",
-    ],
-)
-def test_a_specification_that_cannot_be_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="--agentic"):
-        AgenticSpec.parse(text)
+def one_turn(**more: int) -> Agentic:
+    """One conversation of one turn with an answer of 4 tokens."""
+    return Agentic(AgenticSpec(conversations=1, rounds=1, max_context=100, output=4, shared_prefix=0, **more))
 
 
 def test_the_front_door_lets_in_as_many_as_are_allowed_at_once(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", *[row(4, [index]) for index in range(5)])
     door = FrontDoor(TraceFile(path, 4), 2)
-    assert [request.rid for request in door.poll()] == ["r0", "r1"]
+    assert rids(door.poll()) == ["r0", "r1"]
     assert door.poll() == []
     door.finished("r1", is_served=True)
-    assert [request.rid for request in door.poll()] == ["r2"]
+    assert rids(door.poll()) == ["r2"]
+
+
+def test_an_abort_comes_when_it_is_due_and_its_request_is_counted_by_how_it_ended() -> None:
+    door = FrontDoor(one_turn(aborts=100), 1)
+    assert rids(door.poll()) == ["c0.t1"]
+    due = next(arrived for _ in range(16) if (arrived := door.poll()))
+    assert due == [Abort("c0.t1")]
+    door.finished("c0.t1", is_served=False)
+    assert (door.served, door.refused, door.aborted) == (0, 0, 1)
+
+
+def test_a_request_that_was_answered_in_spite_of_its_abort_is_served() -> None:
+    door = FrontDoor(one_turn(aborts=100), 1)
+    while Abort("c0.t1") not in door.poll():
+        pass
+    door.finished("c0.t1", is_served=True)
+    assert (door.served, door.refused, door.aborted) == (1, 0, 0)
+
+
+def test_an_abort_is_handed_on_also_when_it_comes_too_late() -> None:
+    door = FrontDoor(one_turn(aborts=100), 1)
+    door.poll()
+    door.finished("c0.t1", is_served=False)
+    late = [arrival for _ in range(16) for arrival in door.poll()]
+    assert late == [Abort("c0.t1")]
+    assert (door.served, door.refused, door.aborted) == (0, 1, 0)
+
+
+def test_commands_come_at_their_polls_before_the_requests() -> None:
+    door = FrontDoor(one_turn(), 1, parse_commands("attach@1,flush@3,detach@3"))
+    assert door.poll()[0] == Command("attach")
+    assert door.poll() == []
+    assert door.poll() == [Command("flush"), Command("detach")]
+
+
+def test_the_front_door_stays_open_for_a_command_and_does_not_wait_for_nothing() -> None:
+    door = FrontDoor(one_turn(), 1, parse_commands("flush@1000,attach@1000"))
+    door.poll()
+    assert door.poll() == []
+    door.finished("c0.t1", is_served=True)
+    assert not door.is_exhausted
+    assert door.poll() == [Command("flush")]
+    assert not door.is_exhausted
+    assert door.poll() == [Command("attach")]
+    assert door.is_exhausted
+
+
+def test_commands_are_read_in_order_of_their_polls() -> None:
+    expected = [(40, Command("attach")), (90, Command("detach")), (120, Command("flush"))]
+    assert parse_commands("attach@40,flush@120,detach@90") == expected
+    assert parse_commands("") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["attach", "attach@", "attach@x", "attach@0", "attach@-1", "reboot@4", "@4", "flush@4@5", "flush@9" * 9],
+)
+def test_a_command_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="as in attach@40"):
+        parse_commands(text)

@@ -103,7 +103,11 @@ def test_d5_a_chain_is_copied_root_first_under_one_ack() -> None:
     room.page_count, room.pages_free = 49, 1
     again = bench.add(*a_pages, *b_pages, 3)
     assert again is c
-    assert bench.written("write_backup")[-1] == {**bench.written("write_backup")[-1], "node": c.id, "tokens": 4}
+    assert bench.written("write_backup")[-1] == {
+        **bench.written("write_backup")[-1],
+        "node": c.id,
+        "tokens": 4,
+    }
 
 
 def test_what_does_not_stand_everywhere_is_cancelled_children_first() -> None:
@@ -220,7 +224,12 @@ def test_under_write_back_an_insert_copies_nothing_and_an_eviction_waits_for_its
     run(bench.cache.evict(2))
     assert (node.device, len(node.host or []), node.is_alive) == (None, 2, True)
     kinds = [row["kind"] for row in bench.rows]
-    assert kinds[kinds.index("write_backup") :] == ["write_backup", "transfer_enqueue", "transfer_ack", "evict"]
+    assert kinds[kinds.index("write_backup") :] == [
+        "write_backup",
+        "transfer_enqueue",
+        "transfer_ack",
+        "evict",
+    ]
     assert bench.written("write_backup")[0]["reason"] == "eviction"
 
 

@@ -155,8 +155,8 @@ def test_d1_stage_1_adopts_the_counts_and_waits_for_what_it_is_behind_with() -> 
 def test_backup_a_is_complete_and_b_in_flight_on_stage_0_while_stage_1_has_finished_both() -> None:
     """The figure of docs/lockstep.md: stage 1 keeps B, which stage 0 has not counted.
 
-        stage 0   A done, B in flight   writes_done 1 -> agreed 1 --> A unlocked, B locked
-        stage 1   A done, B done        not asked        adopts 1 --> A unlocked, B locked
+    stage 0   A done, B in flight   writes_done 1 -> agreed 1 --> A unlocked, B locked
+    stage 1   A done, B done        not asked        adopts 1 --> A unlocked, B locked
     """
     network = Network(Topology(pp=2))
     engines = [WaitingEngine(network.loop) for _ in range(2)]
@@ -185,9 +185,7 @@ def test_backup_a_is_complete_and_b_in_flight_on_stage_0_while_stage_1_has_finis
 
 
 def calls(benches: list[Bench]) -> list[dict[str, Any]]:
-    return [
-        next(row for row in bench.written("event_round") if row["phase"] == "call") for bench in benches
-    ]
+    return [next(row for row in bench.written("event_round") if row["phase"] == "call") for bench in benches]
 
 
 def test_tensor_ranks_apply_what_the_slowest_has_finished() -> None:

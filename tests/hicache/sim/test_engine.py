@@ -69,3 +69,29 @@ def test_a_load_moves_the_other_way_and_done_is_written_once() -> None:
     assert ledger.device.read([1]) == [b"h" * 8]
     done = of_kind(records([*sink.lines, b'{"kind":"trailer"}']), "transfer_done")
     assert [(row["op"], row["queue"]) for row in done] == [(2, "load")]
+
+
+def test_a_later_copy_may_be_done_before_an_earlier_one() -> None:
+    """Its bytes have moved, its note is in the log; who drains acks from the front still waits."""
+    made, ledger, sink = engine(delay=2)
+    ledger.device.write([0, 1], [b"a" * 8, b"b" * 8], writer=FORWARD)
+    early, late = Transfer(1, "write", [0], [5]), Transfer(2, "write", [1], [6])
+    made.submit(early)
+    made.submit(late)
+    assert not made.ready(early)
+    assert ledger.host.read([5, 6]) == [b"\0" * 8, b"b" * 8]
+    assert (early.is_done, late.is_done) == (False, True)
+    assert made.ready(late)
+    assert not made.ready(early)
+    assert made.ready(early)
+    done = of_kind(records([*sink.lines, b'{"kind":"trailer"}']), "transfer_done")
+    assert [row["op"] for row in done] == [2, 1]
+
+
+def test_copies_of_the_other_queue_do_not_move_with_it() -> None:
+    made, _, _ = engine(delay=1)
+    write, load = Transfer(1, "write", [0], [0]), Transfer(2, "load", [1], [1])
+    made.submit(write)
+    made.submit(load)
+    assert not made.ready(write)
+    assert not load.is_done

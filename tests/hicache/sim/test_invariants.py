@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
 
 import pytest
 
@@ -16,35 +15,11 @@ from hicache.sim.faults import Fault, FaultPlan
 from hicache.sim.world import Plan
 from hicache.topology import Topology
 from tests.support.invariants import assert_invariants
-from tests.support.runs import of_kind, run_in_memory
+from tests.support.runs import Listed, of_kind, run_in_memory
+from tests.support.survival import PREFETCH_POLICIES, WRITE_POLICIES, config_of_chance
 
 # `make fast` takes the first few.
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] if seed > 8 else []) for seed in range(1, 41)]
-
-
-@dataclass
-class Listed:
-    """Requests that come whenever they may."""
-
-    requests: list[Request]
-    sent: int = field(default=0)
-
-    def next(self) -> Request | None:
-        if self.is_exhausted:
-            return None
-        self.sent += 1
-        return self.requests[self.sent - 1]
-
-    def finished(self, rid: str) -> None:
-        pass
-
-    @property
-    def is_exhausted(self) -> bool:
-        return self.sent == len(self.requests)
-
-    @property
-    def fraction(self) -> float:
-        return 1.0
 
 
 def dense_requests(chance: random.Random, page_size: int) -> list[Request]:
@@ -65,6 +40,7 @@ def dense_requests(chance: random.Random, page_size: int) -> list[Request]:
 
 
 def dense_plan(seed: int) -> Plan:
+    """Half of the worlds have an external tier, and with it all that came later than the thin line."""
     chance = random.Random(f"dense/{seed}")
     page_size = chance.choice([1, 2, 4, 10])
     topology = chance.choice([Topology(), Topology(tp=2), Topology(pp=2), Topology(pp=2, tp=2)])
@@ -81,24 +57,39 @@ def dense_plan(seed: int) -> Plan:
         load_back_min_tokens=chance.choice([0, 1, 3, 10]),
         seed=seed,
     )
+    if seed % 2:
+        config = config_of_chance(
+            topology,
+            chance,
+            page=page_size,
+            device_pages=config.device_pages,
+            write_policy=chance.choice(WRITE_POLICIES),
+            prefetch_policy=chance.choice(PREFETCH_POLICIES),
+        )
+    faults = dense_faults(topology, chance)
+    requests = dense_requests(chance, page_size)
+    leave_after = {request.rid: chance.randint(1, 20) for request in requests if chance.random() < 0.1}
+    return Plan(
+        config=config,
+        workload_name=f"dense {seed}",
+        workload=lambda replica: Listed(requests, leave_after=leave_after),
+        schedule=Schedule(seed=seed),
+        faults=FaultPlan([Fault.parse(text, topology) for text in faults]),
+        fault_texts=faults,
+    )
+
+
+def dense_faults(topology: Topology, chance: random.Random) -> list[str]:
     faults = []
     for _ in range(chance.randint(0, 6)):
         rank = chance.randrange(topology.world_size)
         if chance.random() < 0.6:
             faults.append(f"alloc_fail:rank={rank},pool=host,nth={chance.randint(1, 40)}")
         else:
-            queue = chance.choice(["write", "load"])
+            queue = chance.choice(["write", "load", "prefetch", "backup"])
             op, steps = chance.randint(1, 15), chance.randint(1, 20)
             faults.append(f"delay_done:rank={rank},queue={queue},op={op},steps={steps}")
-    requests = dense_requests(chance, page_size)
-    return Plan(
-        config=config,
-        workload_name=f"dense {seed}",
-        workload=lambda replica: Listed(requests),
-        schedule=Schedule(seed=seed),
-        faults=FaultPlan([Fault.parse(text, topology) for text in faults]),
-        fault_texts=faults,
-    )
+    return faults
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -116,7 +107,7 @@ def test_every_rank_keeps_its_books_after_every_step(seed: int, monkeypatch: pyt
     monkeypatch.setattr(Scheduler, "_iterate", iterate_and_look)
     result, rows = run_in_memory(dense_plan(seed))
     assert (result.outcome, result.error) == ("completed", ""), f"seed {seed}"
-    assert result.served + result.refused == 60
+    assert result.served + result.refused + result.aborted == 60
     assert steps >= result.steps
     assert all(of_kind(own, "wrong_page") == [] for own in rows.values())
 
@@ -131,6 +122,7 @@ def test_the_dense_worlds_reach_what_they_are_for() -> None:
         enqueued = {row["op"]: row["nodes"] for row in of_kind(rows[0], "transfer_enqueue")}
         splits += sum(enqueued[row["op"]] != row["nodes"] for row in of_kind(rows[0], "transfer_ack"))
     assert {"evict", "evict_host", "load_back", "backup_cancel", "transfer_ack"} <= seen
+    assert {"prefetch_insert", "storage_ack", "abort", "retract"} <= seen
     assert declined, "no load back was declined"
     assert splits, "no node was split under a copy"
 

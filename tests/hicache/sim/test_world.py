@@ -10,7 +10,7 @@ import pytest
 from hicache.agentic import AgenticSpec
 from hicache.config import Config
 from hicache.control.keys import pack
-from hicache.core import Request
+from hicache.core import Abort, Request
 from hicache.schedule import Schedule
 from hicache.sim.faults import FaultPlan
 from hicache.sim.world import Plan
@@ -245,6 +245,9 @@ class Waves:
         self._waves = [list(wave) for wave in waves]
         self._open = 0
 
+    def poll(self) -> list[Abort]:
+        return []
+
     def next(self) -> Request | None:
         if not self._waves or (not self._waves[0] and self._open):
             return None
@@ -256,6 +259,9 @@ class Waves:
 
     def finished(self, rid: str) -> None:
         self._open -= 1
+
+    def aborted(self, rid: str) -> None:
+        raise AssertionError("nobody goes away here")
 
     @property
     def is_exhausted(self) -> bool:
