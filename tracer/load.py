@@ -70,6 +70,8 @@ FIELD_TYPES = {
     "hits_consumed": "BIGINT",
     "hits_ready": "BIGINT",
     "host_pages_free": "BIGINT",
+    "host_pages_used": "BIGINT",
+    "backups_in_flight": "BIGINT",
     "host_slots_free": "BIGINT",
     "host_tokens": "BIGINT",
     "input_tokens": "BIGINT",
