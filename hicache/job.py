@@ -218,6 +218,7 @@ class Ending:
         parked: what it waited for.
         served, refused, aborted: requests, where this rank has the front door.
         fired: faults that struck on this rank.
+        commands: what became of the commands that were given, where this rank has the front door.
     """
 
     rank: int
@@ -229,6 +230,7 @@ class Ending:
     refused: int = 0
     aborted: int = 0
     fired: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,6 +440,7 @@ class RankJob:
             refused=door.refused if door is not None else 0,
             aborted=door.aborted if door is not None else 0,
             fired=tuple(self._faults.fired),
+            commands=tuple(door.carried) if door is not None else (),
         )
 
 
@@ -544,6 +547,7 @@ def write_summary(
         "faults": list(plan.fault_texts),
         "faults_fired": list(plan.faults.fired),
         "commands": [f"{command.verb}@{poll}" for poll, command in plan.commands],
+        "commands_carried_out": [text for ending in result.endings.values() for text in ending.commands],
         "counts": {
             "requests_served": result.served,
             "requests_refused": result.refused,

@@ -54,6 +54,8 @@ HUNG_AFTER_S = 1.0
 TERMINATE_AFTER_S = 3.0
 KILL_AFTER_S = 6.0
 LAST_LINES = 20
+# More than that do nothing but wait for each other, and each takes 160 MB before it begins.
+PROCESSES_A_CORE = 8
 
 
 def run_gloo(
@@ -79,6 +81,12 @@ def run_gloo(
     """
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(f"--mode gloo needs torch, which is not installed; {INSTALL}")
+    count, cores = plan.config.topology.world_size, os.cpu_count() or 1
+    if count > PROCESSES_A_CORE * cores:
+        raise ConfigError(
+            f"--mode gloo: {count} processes for {cores} cores, at most {PROCESSES_A_CORE} a core; "
+            "--plan-out writes the plan for torchrun on several machines, --mode sim needs one thread"
+        )
     warnings = Warnings()
     with TemporaryDirectory(prefix="hicache-") as folder:
         path = Path(folder) / "plan.json"

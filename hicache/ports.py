@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from hicache.core import Arrival, Slot, Transfer
+from hicache.core import Arrival, Command, Slot, Transfer
 
 Axis = Literal["tp", "cp", "pp"]
 Reduce = Literal["min", "max", "sum"]
@@ -92,8 +92,16 @@ class Memory(Protocol):
 class Source(Protocol):
     """The front door: where requests come from. Only the first rank of a replica has one."""
 
-    def poll(self) -> list[Arrival]:
-        """What arrived since the last poll: requests, aborts of earlier ones, an operator's commands."""
+    def poll(self, *, is_idle: bool) -> list[Arrival]:
+        """What arrived since the last poll: requests, aborts of earlier ones, an operator's commands.
+
+        Args:
+            is_idle: whether the replica has nothing to do and nothing under way.
+        """
+        ...
+
+    def carried_out(self, command: Command, reason: str) -> None:
+        """What became of a command: done where `reason` is empty, else why it was refused."""
         ...
 
     def finished(self, rid: str, *, is_served: bool) -> None:

@@ -39,7 +39,7 @@ from hicache.job import (
 )
 from hicache.probes import Probes
 from hicache.real_time import TIMEOUT_S, real_outside, switching_often
-from hicache.transport.drive import DriveLoop, Watch
+from hicache.transport.drive import DriveLoop, End, Watch
 from hicache.transport.gloo import GlooWorld
 from hicache.transport.meetings import LaneTransport, LostPeerError, Seat
 from tracer.record import Outcome
@@ -108,16 +108,19 @@ class _Worker:
         self._plan = _read_plan(options.plan)
         self._watch = Watch()
         self._loop = DriveLoop(self._watch, timeout_s=options.timeout, tell=reports.warn)
+        # Has it found the other ranks? Before that there is nothing to close, and nobody can be interrupted.
+        self._is_joined = False
 
     def run(self) -> int:
         plan, options = self._plan, self._options
         has_storage = plan.config.storage.backend != "none"
+        self._listen()
         world = GlooWorld(
             plan.config.topology,
             channels=(*CHANNELS, *STORAGE_CHANNELS) if has_storage else CHANNELS,
             timeout_s=options.timeout,
         )
-        self._listen()
+        self._is_joined = True
         if options.trace != "off":
             refuse_own_logs(self._out, world.rank)
         logs = Logs(plan, self._out, options.trace, limit_bytes=options.trace_limit, warn=self._reports.warn)
@@ -181,15 +184,21 @@ class _Worker:
     def _listen(self) -> None:
         """From here on a signal, or whoever started this process, ends it with its logs closed."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._loop.stop("stopped", "told to end by a signal"))
+            signal.signal(number, lambda *_: self._stop("stopped", "told to end by a signal"))
         if self._reports.is_on:
             threading.Thread(target=self._read_stdin, name="stdin", daemon=True).start()
 
     def _read_stdin(self) -> None:
         for line in sys.stdin:
             if line.strip() == HUNG:
-                self._loop.stop("hung", "another rank hangs")
-        self._loop.stop("stopped", "whoever started this rank is gone")
+                self._stop("hung", "another rank hangs")
+        self._stop("stopped", "whoever started this rank is gone")
+
+    def _stop(self, end: End, reason: str) -> None:
+        if not self._is_joined:
+            # Still looking for the others, who may never come, and deep in the library.
+            os._exit(USAGE)
+        self._loop.stop(end, reason)
 
 
 def refuse_own_logs(out: Path, rank: int) -> None:
@@ -209,7 +218,8 @@ def collect_faults(plan: Plan, endings: dict[int, Ending]) -> None:
 
 def read_ending(parts: dict[str, Any]) -> Ending:
     """An ending that has travelled as JSON."""
-    return Ending(**{**parts, "fired": tuple(parts["fired"])})
+    lists = {name: tuple(parts[name]) for name in ("fired", "commands")}
+    return Ending(**{**parts, **lists})
 
 
 def _read_plan(path: Path) -> Plan:

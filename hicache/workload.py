@@ -257,8 +257,12 @@ class FrontDoor:
     """A workload behind a limit of requests in flight. Implements `ports.Source`.
 
     Args:
-        commands: an operator's commands and the poll at which each is given, earliest first. One that is
-            due after the last request has ended is given then, one a poll.
+        commands: an operator's commands and the poll from which each is due, earliest first. While one is
+            due nobody new is let in, and it is given once the replica has come to rest, one a poll; what is
+            due after the last request has ended is given then.
+
+    Attributes:
+        carried: what became of each command that was given: `attach done`, `flush refused: not_idle`.
     """
 
     def __init__(
@@ -274,8 +278,9 @@ class FrontDoor:
         self._left: set[str] = set()
         self._commands = deque(commands)
         self._polls = 0
+        self.carried: list[str] = []
 
-    def poll(self) -> list[Arrival]:
+    def poll(self, *, is_idle: bool = True) -> list[Arrival]:
         self._polls += 1
         arrived: list[Arrival] = []
         for abort in self.workload.poll():
@@ -283,7 +288,9 @@ class FrontDoor:
             arrived.append(abort)
             if abort.rid in self._in_flight:
                 self._left.add(abort.rid)
-        arrived += self._due_commands()
+        if self._is_command_due():
+            # A command is refused by whoever is at work, so an operator lets the work run out first.
+            return [*arrived, self._commands.popleft()[1]] if is_idle else arrived
         while self._free:
             request = self.workload.next()
             if request is None:
@@ -293,14 +300,12 @@ class FrontDoor:
             arrived.append(request)
         return arrived
 
-    def _due_commands(self) -> list[Command]:
-        due: list[Command] = []
-        while self._commands and self._commands[0][0] <= self._polls:
-            due.append(self._commands.popleft()[1])
+    def _is_command_due(self) -> bool:
         is_over = self.workload.is_exhausted and not self._in_flight
-        if not due and self._commands and is_over:
-            due.append(self._commands.popleft()[1])
-        return due
+        return bool(self._commands) and (self._commands[0][0] <= self._polls or is_over)
+
+    def carried_out(self, command: Command, reason: str) -> None:
+        self.carried.append(f"{command.verb} {f'refused: {reason}' if reason else 'done'}")
 
     def finished(self, rid: str, *, is_served: bool) -> None:
         self._free += 1

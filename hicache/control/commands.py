@@ -12,18 +12,22 @@ from hicache.core import Command
 from hicache.probes import Probes
 
 DONE, REFUSED = "done", "refused"
+# A reason: some rank has not reached the external tier.
+UNREACHABLE = "unreachable"
 
 
-async def carry_out(command: Command, cache: Cache, probes: Probes, *, is_idle: bool) -> None:
+async def carry_out(command: Command, cache: Cache, probes: Probes, *, is_idle: bool) -> str:
+    """Do it, or refuse it with the reason that is returned."""
     reason = _why_not(command, cache, is_idle=is_idle)
     error = ""
     if not reason and command.verb == "flush":
         cache.flush()
     elif not reason:
         is_done, error = await _change_storage(command, cache)
-        reason = "" if is_done else "unreachable"
+        reason = "" if is_done else UNREACHABLE
     # `error` is what this rank has met with, and may be met with by this rank alone.
     probes.command(command.verb, reason, REFUSED if reason else DONE, not error, error, cache.host_pages_free)
+    return reason
 
 
 def _why_not(command: Command, cache: Cache, *, is_idle: bool) -> str:

@@ -119,7 +119,8 @@ class Prefetches:
         self._decides_deadline = decides_deadline
         self._page_tokens = tree.page_size_bytes // TOKEN_BYTES
         self._threshold_pages = -(-max(config.prefetch_threshold_tokens, 1) // self._page_tokens)
-        self.is_attached = config.attached
+        # Attached by a vote, also at the start.
+        self.is_attached = False
         self.books = _Books()
         self._step = 0
         # Handle -> the prefetch that counts for it; an older one of the same handle may still be read.

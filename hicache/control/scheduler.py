@@ -24,14 +24,14 @@ from hicache.control.admission import Admission, Batch
 from hicache.control.audit import audit
 from hicache.control.cache import Cache
 from hicache.control.capacity import agree_capacity
-from hicache.control.commands import carry_out
+from hicache.control.commands import REFUSED, UNREACHABLE, carry_out
 from hicache.control.event_round import EventRound
 from hicache.control.forward import CHANNEL, Forward
 from hicache.control.mail import Mail, decode, encode
 from hicache.control.patience import Patience
 from hicache.control.retraction import by_worth, pages_missing, start_again
 from hicache.control.waiting import Waiting
-from hicache.core import DIGEST_BYTES, TOKEN_BYTES, Abort, Arrival, Request
+from hicache.core import DIGEST_BYTES, TOKEN_BYTES, Abort, Arrival, Command, Request
 from hicache.ledger import Ledger
 from hicache.loop import PAUSE, never
 from hicache.ports import Clock, Source, Transport
@@ -97,12 +97,25 @@ class Scheduler:
 
     async def run(self) -> None:
         await agree_capacity(self._cache.tiers, self._transport, self._probes)
+        if self._config.storage.backend != "none" and self._config.storage.attached:
+            await self._attach_at_start()
         while await self._iterate():
             self.step += 1
             # A rank that meets nobody would otherwise run to its end before another starts.
             await PAUSE
         audit(self._cache, self._probes)
         self._on_end()
+
+    async def _attach_at_start(self) -> None:
+        """The store that the run was given; it goes on without where some rank can't reach it."""
+        prefetches = self._cache.prefetches
+        assert prefetches is not None
+        is_attached, error = await prefetches.attach()
+        if not is_attached:
+            self._probes.command(
+                "attach", UNREACHABLE, REFUSED, not error, error, self._cache.host_pages_free
+            )
+            self._tell_operator(Command("attach"), UNREACHABLE)
 
     async def _iterate(self) -> bool:
         """One step; False when there will be no other."""
@@ -132,7 +145,7 @@ class Scheduler:
         message: bytes | None = None
         if self._pp_rank == 0:
             if self._source is not None:
-                arrivals = self._source.poll()
+                arrivals = self._source.poll(is_idle=self._is_idle)
                 is_last = not arrivals and self._source.is_exhausted and self._is_idle
                 mail = Mail(arrivals, is_last)
                 message = encode(mail)
@@ -158,7 +171,15 @@ class Scheduler:
         elif isinstance(arrival, Abort):
             self._abort(arrival.rid)
         else:
-            await carry_out(arrival, self._cache, self._probes, is_idle=self._is_idle)
+            await self._carry_out(arrival)
+
+    async def _carry_out(self, command: Command) -> None:
+        reason = await carry_out(command, self._cache, self._probes, is_idle=self._is_idle)
+        self._tell_operator(command, reason)
+
+    def _tell_operator(self, command: Command, reason: str) -> None:
+        if self._source is not None:
+            self._source.carried_out(command, reason)
 
     def _enqueue(self, request: Request) -> None:
         namespace = keys.namespace(request.extra_key, request.cache_salt)

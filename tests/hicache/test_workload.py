@@ -171,9 +171,19 @@ def test_an_abort_is_handed_on_also_when_it_comes_too_late() -> None:
 
 def test_commands_come_at_their_polls_before_the_requests() -> None:
     door = FrontDoor(one_turn(), 1, parse_commands("attach@1,flush@3,detach@3"))
-    assert door.poll()[0] == Command("attach")
-    assert door.poll() == []
-    assert door.poll() == [Command("flush"), Command("detach")]
+    assert door.poll() == [Command("attach")]
+    assert rids(door.poll()) == ["c0.t1"]
+    assert [door.poll() for _ in range(2)] == [[Command("flush")], [Command("detach")]]
+
+
+def test_nobody_is_let_in_while_a_command_waits_for_the_replica_to_come_to_rest() -> None:
+    door = FrontDoor(one_turn(), 1, parse_commands("flush@1"))
+    assert [door.poll(is_idle=False) for _ in range(3)] == [[], [], []]
+    assert door.poll(is_idle=True) == [Command("flush")]
+    door.carried_out(Command("flush"), "")
+    door.carried_out(Command("attach"), "not_idle")
+    assert door.carried == ["flush done", "attach refused: not_idle"]
+    assert rids(door.poll(is_idle=True)) == ["c0.t1"]
 
 
 def test_the_front_door_stays_open_for_a_command_and_does_not_wait_for_nothing() -> None:

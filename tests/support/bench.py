@@ -176,6 +176,7 @@ class Bench:
                 pools=pools,
                 decides_deadline=decides_deadline,
             )
+            self.prefetches.is_attached = storage.attached
         self.cache = Cache(
             self.tree,
             self.tiers,

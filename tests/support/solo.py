@@ -13,7 +13,7 @@ from typing import Any
 from hicache.config import Config
 from hicache.control.keys import pack
 from hicache.control.pools import SlotMemory
-from hicache.core import Arrival, Request, Transfer
+from hicache.core import Arrival, Command, Request, Transfer
 from hicache.errors import StorageError
 from hicache.ledger import Ledger
 from hicache.loop import PAUSE, Loop, Signal
@@ -43,8 +43,12 @@ class Script:
         self._arrivals = dict(arrivals)
         self._polls = 0
         self.ended: list[tuple[str, bool]] = []
+        self.carried: list[tuple[str, str]] = []
 
-    def poll(self) -> list[Arrival]:
+    def carried_out(self, command: Command, reason: str) -> None:
+        self.carried.append((command.verb, reason))
+
+    def poll(self, *, is_idle: bool) -> list[Arrival]:
         self._polls += 1
         return list(self._arrivals.pop(self._polls, ()))
 
