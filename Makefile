@@ -29,7 +29,7 @@ demo: $(CORE)  ## A 4-rank runtime goes wrong as one did in production, and the 
 	$(BIN)/hicache demo
 
 test: $(DEV)  ## The whole test suite, under 8 minutes on two cores
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 fast: $(DEV)  ## The tests that need no long run, under 30 seconds
 	$(BIN)/python -m pytest -m "not slow"

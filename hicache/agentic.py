@@ -17,6 +17,19 @@ COUNT_MAX = 100_000
 CONTEXT_TOKENS_MAX = 1 << 24
 # A scheduler that has nothing to do for some thousand steps says that it hangs.
 THINK_POLLS_MAX = 1_000
+# key -> least and most; what is left is bounded by how they fit together.
+RANGES = {
+    "conversations": (1, COUNT_MAX),
+    "rounds": (1, COUNT_MAX),
+    "max_context": (1, CONTEXT_TOKENS_MAX),
+    "output": (1, CONTEXT_TOKENS_MAX),
+    "shared_prefix": (0, CONTEXT_TOKENS_MAX),
+    "seed": (0, 999_999_999),
+    "aborts": (0, 100),
+    "priorities": (1, COUNT_MAX),
+    "namespaces": (1, COUNT_MAX),
+    "think": (0, THINK_POLLS_MAX),
+}
 # Keys that came later than the first runs: `text` leaves out their defaults, so that run ids stay.
 LATER_KEYS = ("aborts", "priorities", "namespaces", "think")
 
@@ -64,22 +77,15 @@ class AgenticSpec:
             given.add(key)
             if key not in known:
                 raise ConfigError(f"--agentic {part!r}: expected {', '.join(sorted(known))}")
-            if not (value.isascii() and value.isdecimal() and len(value) < 10):
-                raise ConfigError(f"--agentic {part!r}: expected a whole number")
+            least, most = RANGES[key.replace("-", "_")]
+            if not (value.isascii() and value.isdecimal() and len(value) < 20):
+                raise ConfigError(f"--agentic {part[:60]!r}: expected a whole number {least}..{most}")
             spec = replace(spec, **{key.replace("-", "_"): int(value)})
         spec.check()
         return spec
 
     def check(self) -> None:
-        for name, least, most in (
-            ("conversations", 1, COUNT_MAX),
-            ("rounds", 1, COUNT_MAX),
-            ("max_context", 1, CONTEXT_TOKENS_MAX),
-            ("aborts", 0, 100),
-            ("priorities", 1, COUNT_MAX),
-            ("namespaces", 1, COUNT_MAX),
-            ("think", 0, THINK_POLLS_MAX),
-        ):
+        for name, (least, most) in RANGES.items():
             if not least <= getattr(self, name) <= most:
                 option = name.replace("_", "-")
                 raise ConfigError(f"--agentic: {option}={getattr(self, name)}, expected {least}..{most}")

@@ -30,6 +30,7 @@ from hicache.errors import (
     MeetingError,
     PoolError,
     PromiseError,
+    WorkloadError,
 )
 from hicache.ledger import Ledger
 from hicache.loop import Loop, Signal, Task
@@ -487,7 +488,7 @@ def _lane_outcome(task: Task, otherwise: Outcome) -> Outcome:
     """What one lane's trailer says: only the lane that raised says that it crashed."""
     if task.is_finished:
         return "completed"
-    if isinstance(task.error, RANK_ERRORS):
+    if task.error is not None and not isinstance(task.error, (LostPeerError, WorkloadError)):
         return "crashed"
     return otherwise
 

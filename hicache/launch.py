@@ -94,8 +94,9 @@ def run_gloo(
         words = ["--plan", str(path), "--out", str(out), "--trace", trace, "--report"]
         words += ["--trace-limit", str(trace_limit), "--timeout", str(timeout_s)]
         for tries_left in reversed(range(PORT_TRIES)):
-            crew = _Crew(plan.config.topology.world_size, words, warnings, progress)
+            crew = _Crew(count, warnings, progress)
             try:
+                crew.start(words)
                 crew.run()
             except _PortTakenError:
                 if not tries_left:
@@ -104,9 +105,10 @@ def run_gloo(
             except WorkloadError:
                 _summarise(plan, crew.endings, out, warnings)
                 raise
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as error:
                 crew.close()
-                _summarise(plan, crew.endings, out, warnings, outcome="interrupted")
+                is_told = isinstance(error, TerminatedError)
+                _summarise(plan, crew.endings, out, warnings, outcome="stopped" if is_told else "interrupted")
                 raise
             finally:
                 crew.close()
@@ -124,6 +126,10 @@ def _summarise(
     if trouble := write_summary(out, plan, result, outcome=outcome, mode="gloo"):
         warnings(trouble)
     return result
+
+
+class TerminatedError(KeyboardInterrupt):
+    """This process was told to end by SIGTERM; raised by whoever installs a handler for it."""
 
 
 class _PortTakenError(HiCacheError):
@@ -156,9 +162,8 @@ class _Process:
 class _Crew:
     """All workers of one run, from start to end."""
 
-    def __init__(
-        self, count: int, words: Sequence[str], warnings: Warnings, progress: Progress | None
-    ) -> None:
+    def __init__(self, count: int, warnings: Warnings, progress: Progress | None) -> None:
+        self._count = count
         self._warnings = warnings
         self._progress = progress
         self._selector = selectors.DefaultSelector()
@@ -170,20 +175,26 @@ class _Crew:
             (TERMINATE_AFTER_S, signal.SIGTERM),
             (KILL_AFTER_S, signal.SIGKILL),
         ]
-        port = _free_port()
         self._processes: list[_Process] = []
-        try:
-            for rank in range(count):
-                self._start(rank, count, port, words)
-        except OSError as error:
-            self.close()
-            raise ConfigError(
-                f"process {rank} of {count} can't be started: {error.strerror or error}"
-            ) from None
 
     @property
     def endings(self) -> dict[int, Ending]:
         return {each.rank: each.ending for each in self._processes if each.ending is not None}
+
+    def start(self, words: Sequence[str]) -> None:
+        """Start all of them; whoever calls closes the crew, also when only some could be started.
+
+        Raises:
+            ConfigError: the system does not let one of them start.
+        """
+        port = _free_port()
+        for rank in range(self._count):
+            try:
+                self._start(rank, self._count, port, words)
+            except OSError as error:
+                raise ConfigError(
+                    f"process {rank} of {self._count} can't be started: {error.strerror or error}"
+                ) from None
 
     def run(self) -> None:
         """Watch until all processes are gone.

@@ -165,6 +165,11 @@ class Storage(Protocol):
 class Clock(Protocol):
     """Nanoseconds. One decision reads it, the deadline of a prefetch, and only stage 0 takes that."""
 
+    @property
+    def is_real(self) -> bool:
+        """Does it go on by itself? Then waits have limits in seconds, not in steps."""
+        ...
+
     def now_ns(self) -> int: ...
 
     async def idle(self) -> None:

@@ -27,8 +27,8 @@ REQUEST = Kind(
     "request",
     "event",
     agree=REPLICA,
-    # `namespace` is a keyed digest of extra key and salt, or "".
-    compared=("order", "rid", "namespace", "priority", "input_tokens", "output_tokens"),
+    # Keyed digests: `namespace` of extra key and salt, or ""; `content` of prompt and answer.
+    compared=("order", "rid", "namespace", "content", "priority", "input_tokens", "output_tokens"),
     info=("conversation", "arrival_ms"),
 )
 
@@ -90,7 +90,7 @@ EVICT_HOST = Kind(
     "evict_host",
     "decision",
     agree=REPLICA,
-    compared=("pages_wanted", "pages_freed", "nodes"),
+    compared=("pages_wanted", "states_freed", "pages_freed", "nodes"),
     local=("host_pages_free", "device_pages_free", "host_pages_used"),
     info=("dropped_digests",),
 )
@@ -187,6 +187,10 @@ EVENT_ROUND = Kind(
         "evictable_pages",
         "protected_pages",
         "backed_pages",
+        "host_locks",
+        # Free pages as the group counts them; null where there is no limit.
+        "device_pages_available",
+        "host_pages_available",
         # Counted since the start: prefetches submitted, hits and acks consumed, tokens they occupy.
         "prefetches_submitted",
         "hits_consumed",
@@ -256,6 +260,9 @@ EVENT_ROUND_CALL = (
     "evictable_pages",
     "protected_pages",
     "backed_pages",
+    "host_locks",
+    "device_pages_available",
+    "host_pages_available",
     "digest",
     "writes_done",
     "loads_done",

@@ -138,6 +138,7 @@ def build_rank(
         is_write_back=is_write_back,
         load_back_min_tokens=config.load_back_min_tokens,
         digest_key=digest_key,
+        pause=ports.clock.idle,
     )
     scheduler = Scheduler(
         cache=cache,

@@ -165,9 +165,9 @@ class TraceFile:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
-            raise WorkloadError(f"{where}: not a JSON object: {line[:60]!r}") from None
+            raise WorkloadError(f"{where}: not a JSON object: {_shown(line)}") from None
         if not isinstance(row, dict):
-            raise WorkloadError(f"{where}: expected a JSON object, found {type(row).__name__}")
+            raise WorkloadError(f"{where}: expected a JSON object, found {_shown(line)}")
         if "block_tokens" in row:
             raise WorkloadError(
                 f"{where}: blocks of varying length (block_tokens) do not fit pages of one size"
@@ -224,6 +224,11 @@ def _is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _shown(line: bytes) -> str:
+    """The beginning of a line, on one line."""
+    return repr(line[:60].decode(errors="replace").strip())
 
 
 def _whole_number(row: dict[str, Any], name: str, where: str, *, low: int, high: int) -> int:

@@ -29,7 +29,8 @@ class Active:
         chunk_tokens: prompt tokens that its next forward computes.
         pages_due: pages it has been promised and has not got yet.
         output_tokens_done: tokens of the answer so far.
-        storage_pages: pages that a prefetch has brought to the host for it and admission has not used yet.
+        storage_first_page, storage_pages: the span of its prompt that a prefetch has brought to the host
+            for it, until it is admitted.
         matched_pages_at_submit: device and host pages found when its prefetch was decided.
         abort_reason: why it ends without its answer, or "".
     """
@@ -51,6 +52,7 @@ class Active:
     pages_due: int = 0
     decode_steps_left: int = 0
     output_tokens_done: int = 0
+    storage_first_page: int = 0
     storage_pages: int = 0
     matched_pages_at_submit: int = 0
     abort_reason: str = ""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from hicache.config import Config
 from hicache.control.active import Active
-from hicache.control.cache import Cache
+from hicache.control.cache import Cache, pages_to_load
 from hicache.control.chunks import Budget
 from hicache.control.locks import DeviceLock
 from hicache.control.retraction import kv_tokens_at_end
@@ -112,7 +112,7 @@ class Admission:
         if match.host_pages and not host_pages:
             whole, lock = lock, cache.lock(match.device_node)
             cache.unlock(whole)
-        pages_loaded = _pages_to_load(match) if host_pages else 0
+        pages_loaded = pages_to_load(match) if host_pages else 0
         pages_there = match.device_pages + host_pages - pages_loaded
         pages_needed = self._pages_reserved(active) - pages_there
         verdict = await self._verdict(active, pages_needed + batch.pages_due)
@@ -126,8 +126,8 @@ class Admission:
         active.pages_due = pages_needed - pages_loaded
         self._join(active, batch, budget)
         if cache.prefetches is not None:
-            cache.prefetches.admitted(active)
-            active.storage_pages = 0
+            prefix_pages = match.device_pages + host_pages
+            cache.prefetches.admitted(active, used_pages=self._storage_overlap(active, 0, prefix_pages))
         return verdict
 
     async def _verdict(self, active: Active, pages_needed: int) -> str:
@@ -161,6 +161,9 @@ class Admission:
                 f"{active.rid}: {prefix_pages} pages of its prefix were promised, "
                 f"{match.device_pages} on the device and {host_pages} to load; {len(active.slots)} are there"
             )
+        node = lock.node
+        if cache.tree.has_state and node is not cache.tree.root and not node.device_state:
+            raise PromiseError(f"{active.rid}: {node} was to be started from, and its state is gone")
         active.owned_pages = prefix_pages
         active.inserted_pages = 0
         active.prefix_tokens = active.computed_tokens = prefix_pages * self._page_tokens
@@ -204,6 +207,11 @@ class Admission:
 
     # Records
 
+    def _storage_overlap(self, active: Active, first: int, end: int) -> int:
+        """Pages from `first` to before `end` that a prefetch has brought for this request."""
+        storage_end = active.storage_first_page + active.storage_pages
+        return max(0, min(end, storage_end) - max(first, active.storage_first_page))
+
     def _record(
         self,
         active: Active,
@@ -218,10 +226,15 @@ class Admission:
         tokens = (0, 0, 0, 0)
         if verdict == "admitted":
             device_tokens, loaded_tokens = match.device_pages * page_tokens, host_pages * page_tokens
-            # What was fetched from storage is the end of what the host had.
-            storage_tokens = min(active.storage_pages, host_pages) * page_tokens
+            # Of what is there, that belongs to storage which a prefetch has brought for this request,
+            # whoever has loaded it since.
+            on_device = self._storage_overlap(active, 0, match.device_pages) * page_tokens
+            on_host = (
+                self._storage_overlap(active, match.device_pages, match.device_pages + host_pages)
+                * page_tokens
+            )
             extend_tokens = active.prompt_tokens - device_tokens - loaded_tokens
-            tokens = (device_tokens, loaded_tokens - storage_tokens, storage_tokens, extend_tokens)
+            tokens = (device_tokens - on_device, loaded_tokens - on_host, on_device + on_host, extend_tokens)
         self._probes.admit(
             active.rid,
             verdict,
@@ -240,20 +253,8 @@ class Admission:
             match.node.id,
             declined,
             match.host_pages,
-            host_pages * self._page_tokens,
+            (pages_to_load(match) if host_pages else 0) * self._page_tokens,
             cache.device_pages_free,
             cache.host_pages_free,
             len(cache.loads),
         )
-
-
-def _pages_to_load(match: Match) -> int:
-    """Pages of the host part that the device lacks: all of them, unless only states are missing there."""
-    pages = 0
-    node = match.node
-    while node is not match.device_node:
-        if node.device is None:
-            pages += node.page_count
-        assert node.parent is not None
-        node = node.parent
-    return pages

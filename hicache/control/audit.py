@@ -26,6 +26,7 @@ def audit(cache: Cache, probes: Probes) -> None:
 
 
 def _assert_nothing_is_held(cache: Cache) -> None:
+    assert cache.tree.host_locks == 0, f"{cache.tree.host_locks} host locks are held at the end"
     for node in cache.tree.walk():
         held = node.lock_count or node.host_lock_count or node.write_pending
         assert not held, (

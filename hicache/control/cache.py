@@ -11,7 +11,7 @@ round says how many acks to apply; under write_back also when the device runs ou
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -72,6 +72,10 @@ class InFlight:
     host_locks: list[HostLock]
 
 
+async def _let_others_run() -> None:
+    await PAUSE
+
+
 class Cache:
     """Device and host tiers under one tree, and the external tier's queues where there is one.
 
@@ -80,6 +84,7 @@ class Cache:
         is_write_back: nodes are copied to the host when they leave the device, not before.
         load_back_min_tokens: a shorter host hit is computed again.
         digest_key: key of the run's page digests.
+        pause: lets a moment pass, for memory to come back.
     """
 
     def __init__(
@@ -95,6 +100,7 @@ class Cache:
         is_write_back: bool = False,
         load_back_min_tokens: int = 10,
         digest_key: bytes = b"",
+        pause: Callable[[], Awaitable[None]] = _let_others_run,
     ) -> None:
         self.tree = tree
         self.tiers = tiers
@@ -113,6 +119,7 @@ class Cache:
         self.writes: deque[InFlight] = deque()
         self.loads: deque[InFlight] = deque()
         self._ops = 0
+        self._pause = pause
         if prefetches is not None:
             prefetches.bind(
                 self.apply, lambda active: self.match(active, self.usable_pages(active), "submit")
@@ -239,6 +246,9 @@ class Cache:
             done.new_pages * self.page_tokens,
             done.new_digests.hex(),
         )
+        if done.unevicted_pages and self.host is not None:
+            for node in tree.path(done.node):
+                self.host.note_duplicate(node)
         assert active.lock is not None, f"{active.rid} inserts without a lock"
         lock = locks.lock(tree, done.node)
         locks.unlock(tree, active.lock)
@@ -354,7 +364,8 @@ class Cache:
             node = tree.device_leaves.pop()
             if node is None:
                 break
-            if node.host is None and self.is_write_back and not await self._write_back(node):
+            is_copied = self.is_write_back and await self._write_back(node)
+            if self.is_write_back and not is_copied and node.host is None:
                 lost = tree.drop_subtree(node)
                 if lost is None:
                     kept.append(node)
@@ -398,14 +409,17 @@ class Cache:
         return len(node.device)
 
     async def _write_back(self, node: Node) -> bool:
-        """Copy a leaf to the host and wait for it; False where the host has no room.
+        """Copy what the host lacks of a leaf and wait for it; False where the host has no room for that.
 
         Every write in flight is applied with it, which is the same on every rank: all that was submitted.
         """
         host = self.host
         if host is None:
             return False
-        page_count, state_count = node.page_count, self._states_missing(node)
+        page_count = node.page_count if node.host is None else 0
+        state_count = self._states_missing(node)
+        if not (page_count or state_count):
+            return True
         has_room = host.make_room(page_count, state_count)
         self._record_backup(node, "eviction", page_count, has_room, self._backup_facts())
         if not has_room:
@@ -537,7 +551,7 @@ class Cache:
             slots = host.reserve(page_count, state_count)
             if slots is not None:
                 return slots
-            await PAUSE
+            await self._pause()
         raise PoolError(
             f"host memory: backup of node {node.id} was agreed on and needs {page_count} "
             f"pages, this rank has {self.host_pages_free} free after {LATE_TRIES_MAX} tries: "
@@ -572,7 +586,7 @@ class Cache:
         needs_state = self.tree.has_state and not match.node.device_state
         if pages * self.page_tokens < self.load_back_min_tokens and not needs_state:
             return 0, "too_short"
-        if quota_pages is not None and pages > quota_pages:
+        if quota_pages is not None and pages_to_load(match) > quota_pages:
             return 0, "quota"
         return pages, ""
 
@@ -704,3 +718,15 @@ class Cache:
         if self.host is not None:
             self.host.duplicates.clear()
         self.tree.reset()
+
+
+def pages_to_load(match: Match) -> int:
+    """Pages of the host part that the device lacks: all of them, unless only states are missing there."""
+    pages = 0
+    node = match.node
+    while node is not match.device_node:
+        if node.device is None:
+            pages += node.page_count
+        assert node.parent is not None
+        node = node.parent
+    return pages

@@ -58,8 +58,7 @@ class HostMemory:
 
     def pages_available(self) -> int | None:
         """Free pages as the group counts them; None where there is no limit."""
-        room = self._tiers.host_room
-        return room.pages_free if room.page_count else None
+        return self._tiers.host_room.available
 
     def make_room(self, page_count: int, state_count: int = 0) -> bool:
         """Evict until so many pages and states are free, as the group counts them; False if it can't."""
@@ -107,7 +106,7 @@ class HostMemory:
 
     def note_duplicate(self, node: Node) -> None:
         """A node has come to be on both tiers."""
-        if self._is_write_back and node.host is not None and node.device is not None:
+        if self._is_write_back and _is_duplicate(node):
             self.duplicates.setdefault(node.id, node)
 
     def _evict(self, page_count: int, state_count: int, pages_wanted: int) -> None:
@@ -116,7 +115,12 @@ class HostMemory:
         pages_freed = 0
         victims: list[int] = []
         dropped: list[bytes] = []
+        states_freed = 0
         facts = (self.pages_free, self._tiers.device.pages_free, self._memory.pages_used)
+        states_room = self._tiers.states_room
+        while states_room.shortage(state_count) and (holder := self._oldest_state()) is not None:
+            self.free([], tree.clear_host_state(holder))
+            states_freed += 1
         while not self.has_room(page_count, state_count):
             node = tree.host_leaves.pop()
             if node is None:
@@ -126,7 +130,22 @@ class HostMemory:
             victims.append(node.id)
             dropped.append(node.digests)
             tree.remove(node)
-        self._probes.evict_host(pages_wanted, pages_freed, victims, *facts, b"".join(dropped).hex())
+        self._probes.evict_host(
+            pages_wanted, states_freed, pages_freed, victims, *facts, b"".join(dropped).hex()
+        )
+
+    def _oldest_state(self) -> Node | None:
+        """The node whose state the host gives up next: states stay at inner nodes, where no leaf frees them.
+
+        Its pages stay; a prefix just can't end there any more.
+        """
+        free = [
+            node
+            for node in self._tree.walk()
+            if node.host_state is not None
+            and not (node.host_lock_count or node.lock_count or node.write_pending)
+        ]
+        return min(free, key=lambda node: (node.last_access, node.id), default=None)
 
     def _reclaim(self, page_count: int) -> None:
         """Give up copies of what the device holds too, in order of registration, in two passes.
@@ -136,15 +155,15 @@ class HostMemory:
         """
         room = self._tiers.host_room
         for spares_leaves in (True, False):
-            for node in list(self.duplicates.values()):
+            for node in self._candidates():
                 if not room.shortage(page_count):
                     return
-                if not (node.is_alive and node.host is not None and node.device is not None):
-                    del self.duplicates[node.id]
-                    continue
                 if node.host_lock_count or node.write_pending or (spares_leaves and node.is_device_leaf):
                     continue
-                del self.duplicates[node.id]
+                if node.host_state is not None and not node.device_state:
+                    # The only copy of the state that a request may start from.
+                    continue
+                self.duplicates.pop(node.id, None)
                 slots, state = self._tree.clear_host(node)
                 self.free(slots, state)
                 self.reclaim_digest = fold_reclaim(self.reclaim_digest, node.id)
@@ -156,3 +175,20 @@ class HostMemory:
                     self._tiers.device.pages_free,
                     self._memory.pages_used,
                 )
+
+    def _candidates(self) -> list[Node]:
+        """Registered nodes, each with what splits have cut off its front; those on one tier are forgotten."""
+        found: dict[int, Node] = {}
+        for node in list(self.duplicates.values()):
+            if not _is_duplicate(node):
+                del self.duplicates[node.id]
+                continue
+            step: Node | None = node
+            while step is not None and step.id not in found and _is_duplicate(step):
+                found[step.id] = step
+                step = step.parent
+        return list(found.values())
+
+
+def _is_duplicate(node: Node) -> bool:
+    return node.is_alive and node.parent is not None and node.host is not None and node.device is not None

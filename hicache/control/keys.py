@@ -92,7 +92,8 @@ def _part(text: str) -> bytes:
     """Unambiguous whatever the text holds: absent, or its length and then itself."""
     if not text:
         return b"\x00"
-    encoded = text.encode()
+    # Half a surrogate pair must not stop a whole replica.
+    encoded = text.encode("utf-8", "surrogatepass")
     return b"\x01" + struct.pack("<Q", len(encoded)) + encoded
 
 

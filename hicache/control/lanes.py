@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from hicache.config import StorageConfig
 from hicache.control.queues import Hit, Prefetch, Progress, Queues, StorageBackup
 from hicache.core import POOL_NAMES, SidePool
-from hicache.errors import StorageError
 from hicache.ledger import TierTags, split_digests
 from hicache.ports import Axis, Found, Storage, Transport
 from hicache.probes import Probes
@@ -30,6 +29,11 @@ PROGRESS_CHANNEL = "progress"
 # Writer of host pages that came from the external tier: this less the prefetch's number.
 WRITTEN_BY_PREFETCH = -1000
 UNKNOWN = -1
+
+
+def _told(problem: Exception) -> str:
+    """What a store has raised. Whatever it was, the lane goes on: its peers are waiting in a collective."""
+    return str(problem) or type(problem).__name__
 
 
 async def _minimum(transport: Transport, values: Sequence[int], purpose: str, channel: str) -> list[int]:
@@ -99,8 +103,8 @@ class PrefetchLane:
         self._probes.lane_state("backend", prefetch.op)
         try:
             found = await self._storage.exists(prefetch.names(0, pages), pools=names, prefix=prefetch.prefix)
-        except StorageError as problem:
-            return Found(0), str(problem)
+        except Exception as problem:
+            return Found(0), _told(problem)
         return found, ""
 
     async def _agree(self, found: Found, pages_asked: int) -> int:
@@ -109,7 +113,8 @@ class PrefetchLane:
         A recurrent state exists at some lengths only, so ranks intersect the lengths they could restore;
         the least of their longest lengths may be one that somebody can't.
         """
-        pages = min([found.kv_pages, *found.boundaries.values()])
+        # A store that claims more than it was asked for has nothing to say about the rest.
+        pages = min([pages_asked, found.kv_pages, *found.boundaries.values()])
         if self._has_trailing:
             lengths = set(found.restorable)
             head = [1] + [int(length in lengths) for length in range(1, pages_asked + 1)]
@@ -187,9 +192,9 @@ class IoLane:
             for pool in self._kv_pools:
                 got = await self._storage.get(pool, names, prefix=prefetch.prefix)
                 pages = pages or got
-                good = min(good, next((at for at, page in enumerate(got) if page is None), count))
-        except StorageError as problem:
-            return 0, str(problem)
+                good = min(good, len(got), next((at for at, page in enumerate(got) if page is None), count))
+        except Exception as problem:
+            return 0, _told(problem)
         assert prefetch.slots is not None
         tags = [page for page in pages[:good] if page is not None]
         self._host.write(
@@ -203,9 +208,9 @@ class IoLane:
         try:
             for pool in self._trailing:
                 got = await self._storage.get(pool, last, prefix=prefetch.prefix)
-                if got[0] is None:
+                if not got or got[0] is None:
                     return False
-        except StorageError:
+        except Exception:
             return False
         return True
 
@@ -297,8 +302,8 @@ class BackupLane:
                 for pool in self._trailing:
                     kept = await self._storage.set(pool, backup.names[-1:], tags[-1:], prefix=backup.prefix)
                     written += sum(kept)
-        except StorageError as problem:
-            return written, str(problem)
+        except Exception as problem:
+            return written, _told(problem)
         return written, ""
 
     async def _write_pages(self, backup: StorageBackup) -> str:
@@ -308,9 +313,9 @@ class BackupLane:
             names = backup.names[first : first + self._batch_pages]
             try:
                 kept = await self._storage.set("kv", names, self._host.read(slots), prefix=backup.prefix)
-            except StorageError as problem:
-                return str(problem)
+            except Exception as problem:
+                return _told(problem)
             backup.written_pages += sum(kept)
-            if not all(kept):
-                return f"{len(kept) - sum(kept)} of {len(kept)} pages not written"
+            if sum(kept) < len(slots):
+                return f"{len(slots) - sum(kept)} of {len(slots)} pages not written"
         return ""

@@ -82,6 +82,7 @@ def unlock(tree: Tree, receipt: DeviceLock) -> None:
 def lock_host(tree: Tree, node: Node) -> HostLock:
     """Hold `node` on the host. The root needs no holding."""
     assert node.is_alive, f"host lock of {node}, which is not in the tree"
+    tree.host_locks += 1
     if node is not tree.root:
         node.host_lock_count += 1
     return HostLock(node, node.first_page)
@@ -91,6 +92,7 @@ def unlock_host(tree: Tree, receipt: HostLock) -> None:
     """Let go of what `lock_host` held, all that splits have made of it."""
     node = receipt.node
     _release(receipt)
+    tree.host_locks -= 1
     if node is tree.root:
         return
     while True:

@@ -19,10 +19,16 @@ NAMED_MAX = 3
 
 
 class Patience:
-    """Counts steps without progress in a row."""
+    """Counts steps without progress in a row.
 
-    def __init__(self, cache: Cache) -> None:
+    Args:
+        is_counted: false in real time, where a wait has a limit in seconds (`--timeout`), and steps say
+            nothing about how long a store may take.
+    """
+
+    def __init__(self, cache: Cache, *, is_counted: bool) -> None:
         self._cache = cache
+        self._is_counted = is_counted
         self._steps = 0
 
     def renew(self) -> None:
@@ -38,6 +44,8 @@ class Patience:
             blocked: requests that were asked for admission and wait for their prefetch.
         """
         prefetches = self._cache.prefetches
+        if not self._is_counted:
+            return True
         if blocked and prefetches is not None and prefetches.has_timed_waits:
             return True
         self._steps += 1

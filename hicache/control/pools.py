@@ -77,6 +77,11 @@ class Room:
         self.page_count = page_count
         self.pages_free = page_count
 
+    @property
+    def available(self) -> int | None:
+        """Free pages; None where there is no limit."""
+        return self.pages_free if self.page_count else None
+
     def shortage(self, page_count: int) -> int:
         """Pages missing before `page_count` can be taken; 0 when they can."""
         if self.page_count == 0:

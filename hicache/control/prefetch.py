@@ -30,11 +30,10 @@ from hicache.control.pools import HostSlots
 from hicache.control.queues import Prefetch, Progress, Queues, StorageBackup
 from hicache.control.tree import Match, Tree
 from hicache.core import DIGEST_BYTES, HASH_BYTES, TOKEN_BYTES, OpId, SidePool
-from hicache.errors import StorageError
 from hicache.ports import Clock, Storage, Transport
 from hicache.probes import Probes
 
-# What can become of a prefetch, as records have it.
+# What can become of a prefetch, as records have it; `stale` is one that was ended before its hit was drained.
 OUTCOMES = (
     "issued",
     "declined_too_short",
@@ -47,7 +46,6 @@ OUTCOMES = (
     "miss",
     "below_threshold",
     "host_capacity",
-    "terminated",
     "stale",
     "loaded",
     "dropped",
@@ -165,8 +163,10 @@ class Prefetches:
 
     @property
     def has_timed_waits(self) -> bool:
-        """Is somebody waiting for a deadline that will come?"""
-        return self._config.prefetch_policy == "timeout" and bool(self._ongoing)
+        """Is somebody waiting for a deadline that will come? Once all KV is there, none does any more."""
+        if self._config.prefetch_policy != "timeout":
+            return False
+        return any(not prefetch.is_kv_complete for prefetch in self._ongoing.values())
 
     # Submission
 
@@ -205,9 +205,8 @@ class Prefetches:
             return "declined_anchor"
         if span_pages < self._threshold_pages:
             return "declined_too_short"
-        host_pages = self._host.page_count
-        limit = int(self._config.prefetch_capacity_fraction * host_pages)
-        if host_pages and self.books.occupied_pages >= limit:
+        host_tokens = self._host.page_count * self._page_tokens
+        if host_tokens and self.occupied_tokens >= int(self._config.prefetch_capacity_fraction * host_tokens):
             return "declined_rate_limited"
         return "issued"
 
@@ -274,8 +273,6 @@ class Prefetches:
         if self._ongoing.get(prefetch.handle) is not prefetch:
             # Of a handle that has been tried again or has gone; never that of the newer one.
             return "stale", 0, False
-        if prefetch.is_terminated:
-            return "terminated", 0, False
         if agreed_pages < self._threshold_pages:
             return ("below_threshold" if agreed_pages else "miss"), 0, False
         host = self._host
@@ -298,9 +295,10 @@ class Prefetches:
     def _revoke(self, prefetch: Prefetch, outcome: str) -> None:
         """It ends without a page. A miss is tried again, with what it has proved."""
         self._retire(prefetch)
-        reason = {"below_threshold": "below_threshold", "host_capacity": "host_capacity"}.get(outcome)
-        if reason is not None:
-            self._count_lost(prefetch, reason, prefetch.agreed_pages)
+        if outcome in ("below_threshold", "host_capacity"):
+            self._count_lost(prefetch, outcome, prefetch.agreed_pages)
+        elif outcome == "terminated":
+            self._count_lost(prefetch, self._end_reason, prefetch.pages_asked)
         if prefetch.handle in self._expired:
             return
         known_end = prefetch.first_page + prefetch.agreed_pages if outcome == "host_capacity" else 0
@@ -341,14 +339,21 @@ class Prefetches:
         else:
             self._insert(prefetch, "storage_transfer")
 
+    @property
+    def _end_reason(self) -> str:
+        """Why tokens are missing that nobody waited for."""
+        return "deadline" if self._config.prefetch_policy == "timeout" else "not_waited_for"
+
     def _insert(self, prefetch: Prefetch, shortfall_reason: str) -> None:
         """Hang what every rank has read below the anchor; what is short stays accounted for."""
         tree, host = self._tree, self._host
         completed = prefetch.completed_pages
-        self._count_lost(prefetch, shortfall_reason, prefetch.page_count - completed)
+        is_discarded = self._has_trailing and not (prefetch.is_kv_complete and prefetch.has_state)
+        missing = prefetch.page_count - (0 if is_discarded else completed)
+        self._count_lost(prefetch, shortfall_reason, missing)
         new_digests = b""
         matched = loaded = 0
-        if self._has_trailing and not (prefetch.is_kv_complete and prefetch.has_state):
+        if is_discarded:
             # All or nothing: KV without the state at its end can't be gone on from.
             outcome = "hybrid_discard"
             self._give_pages(prefetch, completed)
@@ -374,6 +379,8 @@ class Prefetches:
                 prefetch.slots.states.clear()
                 prefetch.state_count = 0
             matched, loaded, new_digests = done.matched_pages, done.loaded_pages, done.new_digests
+            self._count_lost(prefetch, "device_overlap", matched)
+            self._count_lost(prefetch, "dropped", len(done.dropped_slots))
             outcome = done.outcome or "loaded"
         self._probes.prefetch_insert(
             prefetch.op,
@@ -386,6 +393,7 @@ class Prefetches:
             *self._facts(),
             new_digests.hex(),
         )
+        prefetch.active.storage_first_page = prefetch.first_page + matched
         prefetch.active.storage_pages = loaded
         self._retire(prefetch)
 
@@ -465,7 +473,7 @@ class Prefetches:
             return False
         prefetch.is_terminated = True
         if prefetch.page_count:
-            self._insert(prefetch, "deadline")
+            self._insert(prefetch, self._end_reason)
         else:
             self._revoke(prefetch, "terminated")
         return True
@@ -495,14 +503,35 @@ class Prefetches:
             return False
         tries = self.books.tries.get(active.handle, 0)
         if tries >= self._config.retry_max_attempts:
+            # Once: from here on what is there now counts.
+            active.matched_pages_at_submit = matched_pages
+            self._record_retry(active, "device_loss", "cap_reached", self._step)
             return False
         self.books.tries[active.handle] = tries + 1
         outcome = self.submit(active, match)
         self._record_retry(active, "device_loss", outcome, self._step)
-        return outcome == "issued"
+        if outcome != "issued":
+            return False
+        # It is being tried again now; a miss before that has nothing left to repeat.
+        self._retries.pop(active.handle, None)
+        return True
 
-    def admitted(self, active: Active) -> None:
-        """It runs: whatever was to be tried again for it is not."""
+    def admitted(self, active: Active, *, used_pages: int) -> None:
+        """It runs: whatever was to be tried again for it is not.
+
+        Args:
+            used_pages: of what its prefetch has brought, those that it starts from.
+        """
+        short = active.storage_pages - used_pages
+        if short > 0:
+            self._probes.prefetch_outcome(
+                active.rid,
+                active.attempt,
+                "unfulfilled",
+                "cache_admission_shortfall",
+                short * self._page_tokens,
+            )
+        active.storage_pages = 0
         self._forget(active.handle)
 
     def cancelled(self, active: Active) -> None:
@@ -630,8 +659,9 @@ class Prefetches:
         error = ""
         try:
             await self._storage.open()
-        except StorageError as problem:
-            error = str(problem)
+        except Exception as problem:
+            # Whatever it is, this rank has not reached the store, and its peers wait for its vote.
+            error = str(problem) or type(problem).__name__
         if not await agreement.vote(self._main, not error, purpose="storage_attach", channel="main"):
             if not error:
                 await self._storage.close()
@@ -647,9 +677,13 @@ class Prefetches:
         assert self.is_idle, "detach with prefetches or backups under way"
         if not await agreement.vote(self._main, True, purpose="storage_detach", channel="main"):
             return False, ""
-        await self._storage.close()
         self.is_attached = False
         self._retries.clear()
+        try:
+            await self._storage.close()
+        except Exception as problem:
+            # It is let go of on every rank, whatever one store says to that.
+            return True, str(problem) or type(problem).__name__
         return True, ""
 
 

@@ -84,7 +84,7 @@ class Scheduler:
         self._tracers = [probes.tracer, *(own.tracer for own in lanes)]
         self._page_tokens = config.page_size_tokens
         self._model = Forward(cache, transport, ledger, probes, pp_rank=pp_rank)
-        self._patience = Patience(cache)
+        self._patience = Patience(cache, is_counted=not clock.is_real)
         self._waiting = Waiting(by_priority=config.priority_scheduling)
         self._running: list[Active] = []
         # Between two chunks: one request at a time, and it goes on before anybody else is asked.
@@ -187,6 +187,7 @@ class Scheduler:
             self._order,
             request.rid,
             self._digest(namespace),
+            self._digest(request.tokens + request.output),
             request.priority,
             request.input_tokens,
             request.output_tokens,
@@ -201,11 +202,11 @@ class Scheduler:
             # There is nothing to compute an answer from.
             self._close(active, "empty_prompt")
 
-    def _digest(self, namespace: bytes) -> str:
-        """What stands for a namespace in the log, from which its keys can't be guessed."""
-        if not namespace:
+    def _digest(self, content: bytes) -> str:
+        """What stands for content in the log, from which it can't be guessed; "" for none."""
+        if not content:
             return ""
-        return hashlib.blake2b(namespace, key=self._digest_key, digest_size=DIGEST_BYTES).hexdigest()
+        return hashlib.blake2b(content, key=self._digest_key, digest_size=DIGEST_BYTES).hexdigest()
 
     def _wait(self, active: Active) -> None:
         """Into the waiting queue; what the tree lacks of its prompt is asked for at once."""

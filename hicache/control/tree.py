@@ -183,6 +183,8 @@ class Tree:
         self.protected_pages = 0
         self.host_pages = 0
         self.states_host = 0
+        # Host locks held, those on the root included.
+        self.host_locks = 0
         policy = POLICIES[self.eviction_policy]
         self.device_leaves = LeafQueue("is_device_leaf", policy)
         self.host_leaves = LeafQueue("is_host_leaf", policy)
@@ -683,6 +685,13 @@ class Tree:
         assert node.host is not None and node.host_state is None, f"{node} can't take a state on the host"
         node.host_state = state
         self.states_host += 1
+
+    def clear_host_state(self, node: Node) -> Slot:
+        """Take a node's recurrent state off the host, and leave its pages there."""
+        assert node.host_state is not None and node.host_lock_count == 0, f"{node} keeps its state"
+        state, node.host_state = node.host_state, None
+        self.states_host -= 1
+        return state
 
     def clear_host(self, node: Node) -> tuple[list[Slot], Slot | None]:
         """Take a node off the host; returns the slots of its pages and of its state, if it has one there."""

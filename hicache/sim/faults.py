@@ -59,6 +59,7 @@ COUNTED_FROM_1 = ("nth", "op", "from", "to", "pages")
 BACKGROUND: dict[str, Call] = {"prefetch": "get", "backup": "set"}
 # A later copy is as good as lost, which is another fault.
 STEPS_MAX = 2_000
+COUNT_MAX = 999_999_999
 EXAMPLES = "alloc_fail:rank=2,pool=host,nth=5 or delay_done:rank=0,queue=write,op=1,steps=2"
 
 
@@ -96,20 +97,34 @@ class Fault:
                 if value not in allowed:
                     raise ConfigError(f"--fault {text!r}: {key} is one of {', '.join(allowed)}")
                 words[key] = value
-            elif value.isascii() and value.isdecimal() and len(value) < 10:
-                numbers[key] = int(value)
             else:
-                raise ConfigError(f"--fault {text!r}: {key} is a whole number, not {value!r}")
-        if numbers["rank"] >= topology.world_size:
-            raise ConfigError(f"--fault {text!r}: this run has ranks 0..{topology.world_size - 1}")
-        if numbers.get("steps", 0) > STEPS_MAX:
-            raise ConfigError(f"--fault {text!r}: steps is at most {STEPS_MAX}")
-        for key in COUNTED_FROM_1:
-            if numbers.get(key) == 0:
-                raise ConfigError(f"--fault {text!r}: {key} counts from 1")
+                try:
+                    numbers[key] = _number(key, value, topology)
+                except ValueError as error:
+                    raise ConfigError(f"--fault {text!r}: {error}") from None
         if numbers.get("from", 0) > numbers.get("to", 0):
             raise ConfigError(f"--fault {text!r}: from call {numbers['from']} to {numbers['to']} is no range")
         return cls(verb, numbers.pop("rank"), words, numbers)
+
+
+def _number(key: str, value: str, topology: Topology) -> int:
+    """A number of a fault.
+
+    Raises:
+        ValueError: it is none, or out of range.
+    """
+    if not (value.isascii() and value.isdecimal()):
+        raise ValueError(f"{key} is a whole number, not {value[:60]!r}")
+    # Python itself makes no number of thousands of digits.
+    number = int(value[:20])
+    most = STEPS_MAX if key == "steps" else COUNT_MAX
+    if key == "rank" and number >= topology.world_size:
+        raise ValueError(f"this run has ranks 0..{topology.world_size - 1}")
+    if number > most:
+        raise ValueError(f"{key} is at most {most}")
+    if key in COUNTED_FROM_1 and not number:
+        raise ValueError(f"{key} counts from 1")
+    return number
 
 
 @dataclass(slots=True)

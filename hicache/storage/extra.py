@@ -54,7 +54,7 @@ def json_object(text: str) -> dict[str, Any]:
     """
     found = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     if not isinstance(found, dict):
-        raise ValueError(f'expected an object like {{"prefetch_threshold": 256}}, got {type(found).__name__}')
+        raise ValueError(f'expected an object like {{"prefetch_threshold": 256}}, got {text.strip()[:40]}')
     return found
 
 
@@ -79,7 +79,9 @@ def _from_file(path: str) -> dict[str, Any]:
 def _parse(parse: Callable[[str], dict[str, Any]], text: str, where: str) -> dict[str, Any]:
     try:
         return parse(text)
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise ConfigError(f"{OPTION}: {where}: nested too deeply") from error
+    except ValueError as error:
         raise ConfigError(f"{OPTION}: {where}: {error}") from error
 
 

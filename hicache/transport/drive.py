@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from typing import Any, Literal
 
 from hicache.core import SidePool
-from hicache.loop import Loop, Signal, Task, never
+from hicache.loop import Loop, Signal, Task
 from hicache.ports import Found
 from hicache.schedule import Schedule
 from hicache.storage.backend import Backend
@@ -363,6 +363,8 @@ class RealClock:
 
     __slots__ = ("_loop", "_start_ns")
 
+    is_real = True
+
     def __init__(self, loop: DriveLoop) -> None:
         self._loop = loop
         self._start_ns = time.monotonic_ns()
@@ -439,7 +441,8 @@ class ThreadedStorage:
     async def _held(self, call: Literal["exists", "get", "set"]) -> None:
         seconds = self._hold(call)
         if seconds is None:
-            await never(f"storage {call} that does not return")
+            # From outside, so that it has a limit like any other wait.
+            await self._loop.outside(f"storage {call} that does not return")
         elif seconds:
             await self._loop.sleep(seconds)
 

@@ -42,6 +42,8 @@ class VirtualClock:
 
     __slots__ = ("time_ns",)
 
+    is_real = False
+
     def __init__(self) -> None:
         self.time_ns = 0
 

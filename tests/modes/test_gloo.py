@@ -28,7 +28,8 @@ from hicache.zoo import SCENARIOS
 from tests.cli.conftest import Hicache
 from tests.support.processes import ROOT, free_port, outputs
 
-pytestmark = pytest.mark.slow
+# One after the other: four processes at a time are enough for any machine.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
 SMALL = "conversations=4,rounds=5,max-context=2000,output=8,shared-prefix=64"
 LONG = "conversations=60,rounds=40,max-context=8000,output=64,shared-prefix=64"

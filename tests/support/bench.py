@@ -94,6 +94,8 @@ class OwnAnswer:
 class ToldClock:
     """A clock that stands still until it is set."""
 
+    is_real = False
+
     def __init__(self) -> None:
         self.time_ns = 0
 

@@ -108,6 +108,8 @@ class SlowEngine:
 class IdleClock:
     """A millisecond passes in every idle step, and nothing else takes time."""
 
+    is_real = False
+
     def __init__(self) -> None:
         self.idle_steps = 0
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from hicache.control import locks
 from hicache.control.host_memory import HostMemory, fold_reclaim
-from tests.support.bench import Bench
+from hicache.core import SIDE_POOLS
+from tests.support.bench import Bench, EagerEngine, run
 
 
 def host_of(bench: Bench) -> HostMemory:
@@ -36,8 +38,6 @@ def test_what_this_rank_never_had_is_given_back_to_the_group_alone() -> None:
 
 
 def test_a_node_under_a_host_lock_is_not_evicted() -> None:
-    from hicache.control import locks
-
     bench = Bench(host_pages=2)
     old, new = bench.on_host(1), bench.on_host(2)
     held = locks.lock_host(bench.tree, old)
@@ -46,3 +46,58 @@ def test_a_node_under_a_host_lock_is_not_evicted() -> None:
     assert not host_of(bench).make_room(2)
     locks.unlock_host(bench.tree, held)
     assert host_of(bench).make_room(2)
+
+
+def test_states_of_inner_nodes_are_given_up_oldest_first_and_pages_stay() -> None:
+    """No leaf ever frees them: one long conversation would end all backups."""
+    bench = Bench(device_pages=40, host_pages=40, pools=[SIDE_POOLS["mamba"]], state_slots=2)
+    turns = []
+    for end in range(1, 5):
+        turns.append(bench.add(*range(end)))
+        bench.write_all()
+        bench.acknowledge_all()
+    assert [row["tokens"] for row in bench.written("write_backup")] == [4, 4, 4, 4]
+    assert [node.host_state is not None for node in turns] == [False, False, True, True]
+    assert all(node.host is not None for node in turns)
+    assert [row["states_freed"] for row in bench.written("evict_host")] == [1, 1]
+
+
+def test_the_only_copy_of_a_state_is_not_given_up_as_redundant() -> None:
+    bench = Bench(
+        write_policy="write_back",
+        engine=EagerEngine(),
+        host_pages=2,
+        pools=[SIDE_POOLS["mamba"]],
+        state_slots=4,
+    )
+    node = bench.add(1)
+    run(bench.cache.evict(1))
+    match = bench.find(1)
+    lock = bench.cache.lock(match.node)
+    run(bench.cache.load_back(match))
+    bench.engine.done = set(range(9))
+    bench.cache.start_loading()
+    run(bench.cache.apply_loads(1))
+    node.device_state = False
+    assert not host_of(bench).make_room(2)
+    assert node.host_state is not None
+    node.device_state = True
+    assert host_of(bench).make_room(2)
+    assert (node.host, node.host_state) == (None, None)
+    bench.cache.unlock(lock)
+
+
+def test_both_halves_of_a_split_node_are_redundant_copies() -> None:
+    bench = Bench(write_policy="write_back", engine=EagerEngine(), host_pages=4)
+    bench.add(1, 2)
+    run(bench.cache.evict(2))
+    match = bench.find(1, 2)
+    lock = bench.cache.lock(match.node)
+    run(bench.cache.load_back(match))
+    bench.engine.done = set(range(9))
+    bench.cache.start_loading()
+    run(bench.cache.apply_loads(1))
+    bench.find(1)
+    assert host_of(bench).make_room(4)
+    assert [row["pages"] for row in bench.written("reclaim")] == [1, 1]
+    bench.cache.unlock(lock)

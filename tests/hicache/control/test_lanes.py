@@ -218,6 +218,31 @@ def test_the_state_at_the_end_is_read_once_all_pages_are_there(good_pages: int, 
     assert lanes.acks()[0][1:] == [("pool_hits", hits), ("completed", 4)]
 
 
+class OddStorage(ToldStorage):
+    """A store that breaks its word: claims too much, answers too little, raises what it likes."""
+
+    async def exists(self, hashes: Sequence[str], *, pools: Sequence[str], prefix: Sequence[str]) -> Found:
+        if self.error:
+            raise OSError(self.error)
+        return Found(len(hashes) + 5)
+
+    async def get(self, pool: str, hashes: Sequence[str], *, prefix: Sequence[str]) -> list[bytes | None]:
+        return (await super().get(pool, hashes, prefix=prefix))[:2]
+
+
+def test_a_store_that_breaks_its_word_costs_pages_and_never_a_rank() -> None:
+    odd = OddStorage(9)
+    lanes = Lanes(odd)
+    lanes.queues[0].prefetch.put(prefetch(3))
+    lanes.queues[0].buffer.put(prefetch(3, allocated=3))
+    lanes.loop.run()
+    odd.error = "EIO"
+    lanes.queues[0].prefetch.put(prefetch(3))
+    lanes.loop.run()
+    assert lanes.hits() == [[3, 0]]
+    assert lanes.acks() == [[("progress", 2), ("completed", 3)]]
+
+
 def test_pages_that_were_read_are_in_their_slots() -> None:
     lanes = Lanes(ToldStorage(3, good_pages=2))
     lanes.queues[0].buffer.put(prefetch(3, allocated=3))

@@ -26,7 +26,7 @@ def prefetches(*, is_idle: bool, has_timed_waits: bool = False, ops: Sequence[in
 
 def patience(found: Any = None) -> Patience:
     cache: Any = SimpleNamespace(prefetches=found, writes=[1], loads=[])
-    return Patience(cache)
+    return Patience(cache, is_counted=True)
 
 
 def steps(subject: Patience, blocked: Sequence[Active] = (), *, most: int = 20_000) -> int:

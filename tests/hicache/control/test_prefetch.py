@@ -425,3 +425,61 @@ def test_pages_that_were_there_before_the_store_was_attached_get_their_hashes_th
     assert node.hashes is not None and len(node.hashes) == 64
     assert run(bench.fetching.attach())[0] is False
     assert run(bench.fetching.detach()) == (True, "")
+
+
+# What became of tokens that were asked for
+
+
+def reasons(bench: Bench) -> list[tuple[str, int]]:
+    rows = bench.written("prefetch_outcome")
+    return [(row["reason"], row["tokens"] // PAGE_TOKENS) for row in rows]
+
+
+@pytest.mark.parametrize(("policy", "reason"), [("best_effort", "not_waited_for"), ("timeout", "deadline")])
+def test_a_prefetch_that_is_ended_before_its_hit_is_accounted_for(policy: str, reason: str) -> None:
+    bench = bench_with(policy, prefetch_timeout_base_s=0.0, prefetch_timeout_per_ki_token_s=0.0)
+    active, _ = submit(bench, 1, 2, 3)
+    assert run(bench.fetching.check(active)) is True
+    assert reasons(bench) == [(reason, 3)]
+
+
+def test_what_is_discarded_for_want_of_a_state_is_accounted_for() -> None:
+    bench = bench_with(pools=[SIDE_POOLS["mamba"]], state_slots=4)
+    submit(bench, 1, 2)
+    prefetch = asked(bench)
+    answer(bench, prefetch, 2)
+    acknowledge(bench, prefetch, ("progress", 2), ("pool_hits", 0), ("completed", 2))
+    assert reasons(bench) == [("storage_transfer", 2)]
+
+
+def test_what_the_host_has_got_meanwhile_is_an_overlap() -> None:
+    bench = bench_with()
+    submit(bench, 1, 2, 3)
+    prefetch = asked(bench)
+    answer(bench, prefetch, 3)
+    bench.on_host(1)
+    acknowledge(bench, prefetch, ("progress", 3), ("completed", 3))
+    assert reasons(bench) == [("device_overlap", 1)]
+    assert (prefetch.active.storage_first_page, prefetch.active.storage_pages) == (1, 2)
+
+
+def test_fetched_pages_that_admission_did_not_use_are_a_shortfall() -> None:
+    bench = bench_with()
+    active, _ = submit(bench, 1, 2, 3)
+    prefetch = asked(bench)
+    answer(bench, prefetch, 3)
+    acknowledge(bench, prefetch, ("progress", 3), ("completed", 3))
+    bench.fetching.admitted(active, used_pages=1)
+    assert reasons(bench) == [("cache_admission_shortfall", 2)]
+    assert active.storage_pages == 0
+
+
+def test_nobody_waits_for_a_deadline_once_all_kv_is_there() -> None:
+    """Else a store that never gives a side pool's state would let ranks idle for ever."""
+    bench = bench_with("timeout")
+    submit(bench, 1, 2)
+    prefetch = asked(bench)
+    assert bench.fetching.has_timed_waits
+    answer(bench, prefetch, 2)
+    acknowledge(bench, prefetch, ("progress", 2))
+    assert not bench.fetching.has_timed_waits

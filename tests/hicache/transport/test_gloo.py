@@ -14,6 +14,8 @@ from hicache.topology import Topology
 from hicache.transport.gloo import GlooWorld, first_line
 from tests.support.processes import ROOT, outputs, start_ranks
 
+pytestmark = pytest.mark.xdist_group("processes")
+
 Got = dict[int, dict[str, Any]]
 
 
