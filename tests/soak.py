@@ -129,7 +129,7 @@ def sweep_worlds(name: str, seeds: int) -> Tally:
 
 
 def sweep_survival(name: str, seeds: int) -> Tally:
-    """With an external tier and every trouble there is: completed, consistent, right pages, books balanced."""
+    """With an external tier, all troubles: completed, consistent, right pages, books balanced."""
     tally = Tally(f"worlds of trouble with an external tier, {name}")
     for trouble, seed in itertools.product(survival.TROUBLES, range(1, seeds + 1)):
         # Not the cached one: nothing of a run is kept.
@@ -171,7 +171,7 @@ def main() -> int:
     half = -(-seeds // 2)
     sweeps: list[tuple[Sweep, str, int]] = [(sweep_scenario, name, seeds) for name in SCENARIOS]
     sweeps += [(sweep_worlds, name, seeds) for name in TOPOLOGIES]
-    sweeps += [(sweep_survival, name, half) for name in survival.TOPOLOGIES]
+    sweeps += [(sweep_survival, name, half) for name in survival.EVERY_TOPOLOGY]
     sweeps.append((sweep_books, "dense prompts", 2 * seeds))
     tallies = []
     for sweep, name, count in sweeps:

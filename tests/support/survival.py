@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from typing import Any
+from unittest.mock import patch
 
 from hicache.agentic import AgenticSpec
 from hicache.config import Config, EvictionPolicy, PrefetchPolicy, StorageConfig, WritePolicy
+from hicache.control import keys
+from hicache.core import HASH_BYTES, Abort, Request
+from hicache.ledger import split_digests
 from hicache.sim.world import Plan, Result, simulate
+from hicache.storage.make import make_backend
 from hicache.topology import Topology
+from hicache.workload import Workload
 from tests.support.runs import agentic_plan, records, verdict
 
 TOPOLOGIES = {
@@ -25,6 +31,13 @@ TOPOLOGIES = {
     "tp=4": Topology(tp=4),
     "cp=2,tp=2": Topology(cp=2, tp=2),
     "pp=4": Topology(pp=4),
+}
+# Further ones for the long sweep.
+EVERY_TOPOLOGY = {
+    **TOPOLOGIES,
+    "dp=2,tp=2": Topology(dp=2, tp=2),
+    "pp=2,cp=2,tp=2": Topology(pp=2, cp=2, tp=2),
+    "one rank": Topology(),
 }
 WRITE_POLICIES: tuple[WritePolicy, ...] = ("write_through", "write_through_selective", "write_back")
 PREFETCH_POLICIES: tuple[PrefetchPolicy, ...] = ("wait_complete", "timeout", "best_effort")
@@ -76,24 +89,79 @@ class Survived:
 def survive(name: str, trouble: str, seed: int) -> Survived:
     """Run a world and judge it. Asked twice, it is run once."""
     made = world(name, trouble, seed)
+    requests: list[Request] = []
     plan = made.plan()
-    result = simulate(plan, trace="memory")
+    open_workload = plan.workload
+    plan = replace(plan, workload=lambda replica: _Kept(open_workload(replica), requests))
+    with patch("hicache.job.make_backend", wraps=make_backend) as maker:
+        result = simulate(plan, trace="memory")
+    stored = maker.call_args.kwargs["shared"]
     lanes = [records(lines) for lines in result.lane_lines.values()]
     rows = [row for own in lanes for row in own]
     seen = {str(row["kind"]) for row in rows}
     seen |= {f"{row['kind']}.{word}={row[word]}" for row in rows for word in WORDS if word in row}
-    seen |= {f"transfer_done.reordered={queue}" for queue in ("write", "load") if _is_reordered(lanes, queue)}
+    if any(_has_reordered_writes(own) for own in lanes):
+        seen.add("transfer_done.reordered")
     fired = Counter(fired.split(" ", 1)[0] for fired in plan.faults.fired)
-    return Survived(tuple(_complaints(made, result, rows)), frozenset(seen), fired)
+    complaints = [*_complaints(made, result, rows), *_strangers(plan, requests, stored)]
+    return Survived(tuple(complaints), frozenset(seen), fired)
 
 
-def _is_reordered(lanes: list[list[dict[str, Any]]], queue: str) -> bool:
-    """Was a copy done before one that had been submitted earlier on the same rank?"""
-    for own in lanes:
-        ops = [row["op"] for row in own if row["kind"] == "transfer_done" and row["queue"] == queue]
-        if ops != sorted(ops):
-            return True
-    return False
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A workload whose requests are kept. Implements `workload.Workload`."""
+
+    own: Workload
+    requests: list[Request]
+
+    def poll(self) -> Sequence[Abort]:
+        return self.own.poll()
+
+    def next(self) -> Request | None:
+        request = self.own.next()
+        if request is not None:
+            self.requests.append(request)
+        return request
+
+    def finished(self, rid: str) -> None:
+        self.own.finished(rid)
+
+    def aborted(self, rid: str) -> None:
+        self.own.aborted(rid)
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self.own.is_exhausted
+
+    @property
+    def fraction(self) -> float:
+        return self.own.fraction
+
+
+def _strangers(plan: Plan, requests: list[Request], stored: Mapping[str, bytes]) -> Iterator[str]:
+    """Pages in the external tier that are not what their names say."""
+    size = keys.page_bytes(plan.config.page_size_tokens)
+    digest_of: dict[str, bytes] = {}
+    for request in requests:
+        first = keys.namespace(request.extra_key, request.cache_salt)
+        whole = request.tokens + request.output
+        hashes = keys.chain_hashes(whole, first_page=0, page_size_bytes=size, previous=first)
+        digests = keys.chain_digests(
+            whole, first_page=0, page_size_bytes=size, previous=first, key=plan.digest_key
+        )
+        digest_of |= zip(keys.hash_names(hashes), split_digests(digests), strict=True)
+    for name, page in stored.items():
+        if digest_of.get(name[: 2 * HASH_BYTES]) != page:
+            yield f"stored page {name} is another's"
+
+
+def _has_reordered_writes(own: list[dict[str, Any]]) -> bool:
+    """Was a copy done before one that had been submitted earlier?
+
+    Loads are not asked: each batch waits for its own, so there are never two of them on their way.
+    """
+    ops = [row["op"] for row in own if row["kind"] == "transfer_done" and row["queue"] == "write"]
+    return ops != sorted(ops)
 
 
 def _complaints(made: World, result: Result, rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -104,8 +172,10 @@ def _complaints(made: World, result: Result, rows: list[dict[str, Any]]) -> Iter
     if result.outcome == "completed" and accounted != asked:
         yield f"{asked} requests, {result.served} served, {result.refused} refused, {result.aborted} aborted"
     found = verdict(result)
-    if found.kind != "consistent":
+    topology = made.config.topology
+    if found.kind != ("consistent" if topology.world_size > topology.dp else "nothing_compared"):
         yield f"{found.kind}: {found.finding.summary}"
+    yield from _odd_ends(rows)
     for row in rows:
         if row["kind"] == "wrong_page":
             yield f"wrong page: {row}"
@@ -115,12 +185,31 @@ def _complaints(made: World, result: Result, rows: list[dict[str, Any]]) -> Iter
                 yield f"{row['pool']}: {total} of {row['total']}, {row['protected']} protected"
 
 
+def _odd_ends(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Requests that do not end once on every rank that they came to, or that got half an answer."""
+    asked = {row["rid"]: row for row in rows if row["kind"] == "request"}
+    came = Counter(row["rid"] for row in rows if row["kind"] == "request")
+    ended = Counter(row["rid"] for row in rows if row["kind"] == "finish")
+    if came != ended:
+        yield f"requests came and ended on so many ranks: {came - ended} and {ended - came} more"
+    for row in rows:
+        if row["kind"] == "finish" and row["reason"] == "stop":
+            wanted = asked[row["rid"]]["output_tokens"]
+            if row["output_tokens"] != wanted:
+                yield f"{row['rid']}: {row['output_tokens']} of {wanted} tokens of its answer"
+        elif row["kind"] == "admit" and row["verdict"] == "admitted":
+            tokens = sum(row[f"{tier}_tokens"] for tier in ("device", "host", "storage", "extend"))
+            # A retracted request comes again with what it had answered so far.
+            if tokens < asked[row["rid"]]["input_tokens"]:
+                yield f"{row['rid']}: admitted with {tokens} tokens"
+
+
 def world(name: str, trouble: str, seed: int) -> World:
     """The `seed`-th world of a topology and a kind of trouble, one of `TROUBLES`."""
     chance = random.Random(f"survival/{name}/{trouble}/{seed}")
     # Each trouble meets all nine pairs of policies within nine seeds, and all troubles together in each seed.
     pair = (seed + list(TROUBLES).index(trouble)) % 9
-    plain = _plain(TOPOLOGIES[name], chance, seed, WRITE_POLICIES[pair // 3], PREFETCH_POLICIES[pair % 3])
+    plain = _plain(EVERY_TOPOLOGY[name], chance, seed, WRITE_POLICIES[pair // 3], PREFETCH_POLICIES[pair % 3])
     return TROUBLES[trouble](plain, chance)
 
 
