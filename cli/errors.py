@@ -9,12 +9,16 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 OK = 0
 INTERNAL = 1
 USAGE = 2
 UNREADABLE = 3
 INTERRUPTED = 130
+# By SIGTERM, as a shell says it.
+TERMINATED = 143
 
 DEBUG_VARIABLE = "HICACHE_DEBUG"
 INDENT = "  "
@@ -30,6 +34,22 @@ class CliError(Exception):
             "\n".join([what, *(INDENT + label.ljust(LABEL_WIDTH) + text for label, text in parts if text)])
         )
         self.code = code
+
+
+@contextmanager
+def asked_by(command: str) -> Iterator[None]:
+    """Where logs are in another folder than the one that was given, suggest this command there.
+
+    Args:
+        command: as it is typed, with `{}` in the place of the folder.
+    """
+    from tracer.errors import ElsewhereError, LogError
+
+    try:
+        yield
+    except ElsewhereError as error:
+        hint = command.format(error.place)
+        raise LogError(error.what, where=error.where, expected=error.expected, hint=hint) from None
 
 
 def code_of(error: BaseException) -> int:

@@ -34,7 +34,9 @@ def refuse_used(out: Path, *, overwrite: bool) -> None:
         if out.exists() and not out.is_dir():
             raise CliError(f"--out {out} is a file", expected="a folder, new or empty")
         place = _nearest_existing(out)
-        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        if not place.is_dir():
+            raise CliError(f"--out {out}: {place} is a file", expected="a folder, new or empty")
+        if not os.access(place, os.W_OK | os.X_OK):
             raise CliError(f"--out {out}: no permission to write in {place}", hint="another folder")
         if not overwrite and (found := own_files(out)):
             raise CliError(

@@ -11,7 +11,19 @@ from typer.core import TyperCommand
 
 from cli.errors import CliError
 
-# What a path can't be read or written for is ours to say (`readable=False`): an input is code 3.
+
+def a_path(text: str | Path) -> Path:
+    """A path that was typed; "" would be the current folder, which nobody means by it.
+
+    Raises:
+        typer.BadParameter: it is empty.
+    """
+    if not str(text):
+        raise typer.BadParameter("it is empty; expected a path")
+    return Path(text)
+
+
+# What a path can't be read or written for is ours to say: an input is code 3.
 OutDir = Annotated[
     Path,
     typer.Option(
@@ -19,7 +31,7 @@ OutDir = Annotated[
         metavar="DIR",
         help="Folder for one log a rank and run.json.",
         show_default=False,
-        readable=False,
+        parser=a_path,
     ),
 ]
 Overwrite = Annotated[
@@ -35,13 +47,13 @@ Plugins = Annotated[
         metavar="FILE.py",
         help="A substitution of your own: Python with wire(parts). Repeatable.",
         show_default=False,
-        readable=False,
+        parser=a_path,
     ),
 ]
 Logs = Annotated[
     Path,
     typer.Argument(
-        metavar="PATH", help="A run's folder, or one log in it.", show_default=False, readable=False
+        metavar="PATH", help="A run's folder, or one log in it.", show_default=False, parser=a_path
     ),
 ]
 

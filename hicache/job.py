@@ -296,7 +296,7 @@ class Logs:
     ) -> None:
         self._plan = plan
         self._out = out
-        self._trace = trace
+        self.trace = trace
         self._limit_bytes = limit_bytes
         self._warn = warn or Warnings()
         self._kept: dict[tuple[int, str], MemorySink] = {}
@@ -327,13 +327,13 @@ class Logs:
         return {place: sink.lines for place, sink in self._kept.items()}
 
     def _sink(self, rank: int, lane: str) -> Sink:
-        if self._trace == "memory":
+        if self.trace == "memory":
             return self._kept.setdefault((rank, lane), MemorySink())
-        if self._trace == "off" or self._out is None:
+        if self.trace == "off" or self._out is None:
             return NullSink()
         if lane == SCHEDULER:
             write_meta(self._out, rank, warn=self._warn)
-        limit = self._share(lane) if self._trace == "ring" else None
+        limit = self._share(lane) if self.trace == "ring" else None
         return SegmentSink(self._out, rank, lane, warn=self._warn, limit_bytes=limit)
 
     def _share(self, lane: str) -> int:
@@ -379,8 +379,8 @@ class RankJob:
         self.door = plan.front_door(rank)
         self._faults = plan.faults
         lanes = lane_names(config)
-        self._tracers = {lane: logs.tracer(rank, lane, outside.clock.now_ns) for lane in lanes}
-        probes = {lane: Probes(tracer) for lane, tracer in self._tracers.items()}
+        self.tracers = {lane: logs.tracer(rank, lane, outside.clock.now_ns) for lane in lanes}
+        probes = {lane: Probes(tracer) for lane, tracer in self.tracers.items()}
         ledger = Ledger()
         ports = _ports(plan, rank, self.door, outside, probes, ledger)
         built = build_rank(config, parts, ports, probes, ledger, digest_key=plan.digest_key)
@@ -396,7 +396,7 @@ class RankJob:
 
     @property
     def steps(self) -> int:
-        return self._tracers[SCHEDULER].step + 1
+        return self.tracers[SCHEDULER].step + 1
 
     @property
     def parked(self) -> str:
@@ -418,7 +418,7 @@ class RankJob:
         """
         for task in self.tasks.values():
             task.coroutine.close()
-        for lane, tracer in self._tracers.items():
+        for lane, tracer in self.tracers.items():
             tracer.close(_lane_outcome(self.tasks[lane], otherwise))
         lane, error = next(
             ((lane, task.error) for lane, task in self.tasks.items() if task.error is not None), ("", None)
@@ -527,11 +527,12 @@ def result_of(plan: Plan, endings: Mapping[int, Ending], logs: Logs | None = Non
 
 
 def write_summary(
-    out: Path | None, plan: Plan, result: Result, *, outcome: str = "", mode: Mode = "sim"
+    out: Path | None, plan: Plan, result: Result, *, trace: str, outcome: str = "", mode: Mode = "sim"
 ) -> str:
     """Write run.json; returns what went wrong with that, or "".
 
     Args:
+        trace: how it was traced.
         outcome: instead of the result's, for a run that was interrupted.
     """
     if out is None:
@@ -539,6 +540,7 @@ def write_summary(
     summary: dict[str, Any] = {
         "run_id": result.run_id,
         "mode": mode,
+        "trace": trace,
         "outcome": outcome or result.outcome,
         "error": result.error,
         "config": plan.config.describe(),

@@ -103,27 +103,40 @@ def run_gloo(
                     raise
                 continue
             except WorkloadError:
-                _summarise(plan, crew.endings, out, warnings)
+                _summarise(plan, crew.endings, out, warnings, trace=trace)
                 raise
             except KeyboardInterrupt as error:
                 crew.close()
                 is_told = isinstance(error, TerminatedError)
-                _summarise(plan, crew.endings, out, warnings, outcome="stopped" if is_told else "interrupted")
+                _summarise(
+                    plan,
+                    crew.endings,
+                    out,
+                    warnings,
+                    trace=trace,
+                    outcome="stopped" if is_told else "interrupted",
+                )
                 raise
             finally:
                 crew.close()
             break
-    return _summarise(plan, crew.endings, out, warnings)
+    return _summarise(plan, crew.endings, out, warnings, trace=trace)
 
 
 def _summarise(
-    plan: Plan, endings: dict[int, Ending], out: Path, warnings: Warnings, *, outcome: str = ""
+    plan: Plan,
+    endings: dict[int, Ending],
+    out: Path,
+    warnings: Warnings,
+    *,
+    trace: Trace,
+    outcome: str = "",
 ) -> Result:
     for rank in range(plan.config.topology.world_size):
         endings.setdefault(rank, Ending(rank, "stopped"))
     collect_faults(plan, endings)
     result = result_of(plan, endings)
-    if trouble := write_summary(out, plan, result, outcome=outcome, mode="gloo"):
+    if trouble := write_summary(out, plan, result, trace=trace, outcome=outcome, mode="gloo"):
         warnings(trouble)
     return result
 

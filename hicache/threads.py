@@ -150,5 +150,7 @@ class _ThreadsJob:
         return result_of(self._plan, endings, self._logs)
 
     def _summarise(self, result: Result, *, outcome: str = "") -> None:
-        if trouble := write_summary(self._out, self._plan, result, outcome=outcome, mode="threads"):
+        if trouble := write_summary(
+            self._out, self._plan, result, trace=self._logs.trace, outcome=outcome, mode="threads"
+        ):
             self._warnings(trouble)

@@ -36,7 +36,7 @@ class Topology:
         if self.world_size > WORLD_SIZE_MAX:
             raise ConfigError(
                 f"dp {self.dp} x pp {self.pp} x cp {self.cp} x tp {self.tp} = {self.world_size} ranks; "
-                f"the simulator runs at most {WORLD_SIZE_MAX}"
+                f"at most {WORLD_SIZE_MAX}"
             )
 
     @property

@@ -170,7 +170,7 @@ class _Worker:
             endings.setdefault(rank, Ending(rank, "crashed", "it ended without a word"))
         collect_faults(self._plan, endings)
         result = result_of(self._plan, endings)
-        if trouble := write_summary(self._out, self._plan, result, mode="gloo"):
+        if trouble := write_summary(self._out, self._plan, result, trace=self._options.trace, mode="gloo"):
             self._reports.warn(trouble)
         error = f"  {result.error}" if result.error else ""
         print(f"{result.outcome.upper()}  {result.served:,} requests served in {result.steps:,} steps{error}")

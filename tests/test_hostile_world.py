@@ -90,6 +90,8 @@ def test_a_full_disk_costs_the_trace_and_not_the_run(tmp_path: Path) -> None:
     assert "160 requests served" in " ".join(done.stdout.split())
     assert done.stderr.count("warning") == 1, done.stderr
     assert "No space left on device" in done.stderr
+    assert "  lost    logs of " in done.stdout
+    assert "  next    " not in done.stdout
 
 
 def test_a_missing_log_and_one_of_another_run_are_said_and_accuse_nobody(tmp_path: Path) -> None:

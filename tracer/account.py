@@ -81,6 +81,7 @@ class Asked:
         declined: why the last one was not even issued, or "".
         word: what became of the last one that was, as far as that has a word.
         is_late: its deadline ended it.
+        unanswered: the one that was ended before its hit was taken over, or None.
     """
 
     spans: dict[int, int] = field(default_factory=dict)
@@ -89,6 +90,7 @@ class Asked:
     declined: str = ""
     word: str = ""
     is_late: bool = False
+    unanswered: int | None = None
 
 
 @dataclass(slots=True)
@@ -121,6 +123,8 @@ class Account:
 
     Attributes:
         hit_tokens: prefetch -> tokens of its span that every rank's store had.
+        local_tokens: prefetch -> tokens of it that this rank's store had.
+        unasked: prefetches that were ended before this rank's store was asked; nobody knows what it had.
         is_whole: the log begins at its beginning; otherwise a page that was never seen may have been.
     """
 
@@ -129,6 +133,8 @@ class Account:
     drafts: dict[str, Draft] = field(default_factory=dict)
     fates: dict[str, str] = field(default_factory=dict)
     hit_tokens: dict[int, int] = field(default_factory=dict)
+    local_tokens: dict[int, int] = field(default_factory=dict)
+    unasked: set[int] = field(default_factory=set)
     has_backups: bool = False
     is_whole: bool = True
 
@@ -202,6 +208,7 @@ class Account:
 
         host held it                   declined_<why>, by the load back
         the external tier held it      deadline, declined_<why>, by the prefetch
+        it was asked, not waited for   the same two
         nobody did any more            what became of it
         """
         if draft.declined:
@@ -210,9 +217,12 @@ class Account:
         if matched in NO_PAGE_MISSED:
             return matched
         if self._is_withheld(asked, sum(draft.tiers)):
-            if asked.word in ("", "terminated"):
-                return "deadline" if asked.is_late else DECLINED + "not_waited_for"
+            # Some logs call it a deadline whoever ended the prefetch; the poll that did knows better.
+            if asked.word in ("", "terminated", "deadline"):
+                return _not_awaited(asked)
             return _declined(asked.word)
+        if self._is_unanswered(asked, sum(draft.tiers), matched):
+            return _not_awaited(asked)
         if matched == "evicted_host" and asked.declined:
             # It has been on the host, so it was sent on to the external tier, and nobody asked there.
             return _declined(asked.declined)
@@ -229,6 +239,19 @@ class Account:
             if first <= at < first + self.hit_tokens.get(op, 0):
                 return at >= first + asked.given.get(op, 0)
         return False
+
+    def _is_unanswered(self, asked: Asked, at: int, matched: str) -> bool:
+        """Whether the external tier was asked for the page at token `at`, and nobody waited for its answer.
+
+        What the ranks agree on is then nothing, since one of them no longer asked; this rank's own answer
+        counts where there is one.
+        """
+        op = asked.unanswered
+        if op is None or at < asked.spans[op]:
+            return False
+        if op in self.unasked:
+            return matched in MAY_BE_STORED
+        return at < asked.spans[op] + self.local_tokens.get(op, 0)
 
     def _draft(self, rid: str) -> Draft:
         draft = self.drafts.get(rid)
@@ -321,13 +344,20 @@ class Account:
         asked.declined = "" if is_issued or outcome == "ongoing" else outcome
         if is_issued:
             asked.spans[_count(record["op"])] = asked.matched_tokens
-            asked.word, asked.is_late = "", False
+            asked.word, asked.is_late, asked.unanswered = "", False, _count(record["op"])
 
     def _query(self, record: Mapping[str, Any]) -> None:
-        self.hit_tokens[_count(record["op"])] = _count(record["agreed_pages"]) * self.page_size_tokens
+        op = _count(record["op"])
+        self.hit_tokens[op] = _count(record["agreed_pages"]) * self.page_size_tokens
+        self.local_tokens[op] = _count(record.get("local_pages", 0)) * self.page_size_tokens
+        if record.get("error") == UNASKED:
+            self.unasked.add(op)
 
     def _prefetch_hit(self, record: Mapping[str, Any]) -> None:
-        self.hit_tokens[_count(record["op"])] = _count(record["hit_tokens"])
+        op, asked = _count(record["op"]), self._draft(record["rid"]).asked
+        self.hit_tokens[op] = _count(record["hit_tokens"])
+        if asked.unanswered == op and record["outcome"] not in ("stale", UNASKED):
+            asked.unanswered = None
         self._tell(record, str(record["outcome"]), but_not=("allocated", "partial", "stale"))
 
     def _prefetch_poll(self, record: Mapping[str, Any]) -> None:
@@ -336,7 +366,8 @@ class Account:
             draft.asked.is_late = record.get("policy") == "timeout"
 
     def _prefetch_outcome(self, record: Mapping[str, Any]) -> None:
-        self._tell(record, str(record.get("reason") or record["outcome"]))
+        # What the device had already is not missing, and says nothing about what is.
+        self._tell(record, str(record.get("reason") or record["outcome"]), but_not=("device_overlap",))
 
     def _prefetch_insert(self, record: Mapping[str, Any]) -> None:
         self._set_fates(record.get("new_digests"), RESIDENT)
@@ -370,6 +401,10 @@ class Account:
             fates[digest] = fate
 
 
+# What a rank says instead of asking its store, once the prefetch has been ended.
+UNASKED = "terminated"
+# A page with such a past may be in the external tier, whatever happened to it on this machine.
+MAY_BE_STORED = ("cold", "evicted_host", FLUSHED, "unknown")
 # The verdict of an admission on a request that can never fit.
 REFUSED = "too_long"
 # What is computed then is no page that anybody could have had.
@@ -383,6 +418,11 @@ FATE_REASONS = {
     DROPPED_FROM_HOST: "evicted_host",
     FLUSHED: FLUSHED,
 }
+
+
+def _not_awaited(asked: Asked) -> str:
+    """The reason where admission went on without a prefetch: its policy says by what right."""
+    return "deadline" if asked.is_late else DECLINED + "not_waited_for"
 
 
 def _declined(word: str) -> str:

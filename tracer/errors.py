@@ -30,6 +30,14 @@ class LogError(TracerError):
     """The input holds no log that can be read: nothing there, not ours, or another major version."""
 
 
+class ElsewhereError(LogError):
+    """What was asked for is in another folder, `place`, as it can be pasted into a shell."""
+
+    def __init__(self, what: str, place: str, *, expected: str = "") -> None:
+        super().__init__(what, expected=expected, hint=f"hicache check {place}")
+        self.place = place
+
+
 class StoreError(TracerError):
     """A query was refused or failed, or a log could not be loaded into the store."""
 

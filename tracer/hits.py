@@ -231,7 +231,15 @@ def _unplaced_notes(requests: Sequence[RequestHits]) -> Iterator[str]:
     aborted = [request for request in requests if request.is_aborted and request.unplaced]
     if aborted:
         tokens = sum(request.unplaced for request in aborted)
-        yield f"{_were(len(aborted))} aborted: {counted(tokens, 'token')} that nobody served"
+        early = sum(request.is_aborted and not request.is_admitted for request in requests)
+        later = sum(request.is_aborted and request.is_admitted for request in requests)
+        more = f" ({later:,} more while running)" if later else ""
+        told = (
+            f"{_were(early)} aborted before admission{more}"
+            if early
+            else f"{_were(later)} aborted while running"
+        )
+        yield f"{told}: {counted(tokens, 'token')} that nobody served"
     unadmitted = [request for request in requests if not (request.is_admitted or request.is_aborted)]
     for reason, members in sorted(_grouped(unadmitted, lambda request: request.refused).items()):
         tokens = sum(request.input_tokens for request in members)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -10,13 +11,15 @@ import stat
 from itertools import islice
 from pathlib import Path
 
-from tracer.errors import LogError
+from tracer.errors import ElsewhereError, LogError
 from tracer.sinks import SUMMARY_NAME, segment_name
 
 # Runs below a folder that are named when it holds none itself, and entries looked at to find them.
 RUNS_NAMED_MAX = 3
 ENTRIES_MAX = 1000
 PATH_SHOWN_MAX = 200
+# One of 4,096 ranks that all wait for something has a megabyte.
+SUMMARY_BYTES_MAX = 16 << 20
 
 SEGMENT = re.compile(r"rank(?P<rank>\d{4,})\.(?P<lane>[A-Za-z0-9_-]+)\.(?P<index>\d{3,})\.jsonl")
 META = re.compile(r"rank\d{4,}\.meta\.json")
@@ -40,7 +43,7 @@ def demand_there(place: Path) -> None:
         ) from None
     if stat.S_ISREG(mode) and (place.name == SUMMARY_NAME or META.fullmatch(place.name)):
         what = "a run's summary" if place.name == SUMMARY_NAME else "a side file of a log"
-        raise LogError(f"{place} is {what}; give its folder", hint=f"hicache check {quoted(place.parent)}")
+        raise ElsewhereError(f"{place} is {what}; give its folder", quoted(place.parent))
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise LogError(f"{place} is neither a file nor a folder", hint="the folder that was given to --out")
 
@@ -49,18 +52,38 @@ def no_logs(place: Path) -> LogError:
     """Why there is nothing to read, and what would be: a run below, or a new one."""
     runs = _runs_below(place)
     if runs:
-        return LogError(
+        return ElsewhereError(
             f"no logs in {place}, but in folders below it",
+            quoted(runs[0]),
             expected=f"the folder of one run: {', '.join(map(str, runs))}",
-            hint=f"hicache check {quoted(runs[0])}",
         )
-    # A run without its logs is in the way of another one.
-    overwrite = " --overwrite" if (place / SUMMARY_NAME).is_file() else ""
+    expected = f"{segment_name(0, 'scheduler', 0)}, ..."
+    if (place / SUMMARY_NAME).is_file():
+        # Somebody's run: nothing is suggested that would replace it by another one.
+        return LogError(
+            f"no logs in {place}",
+            where=f"{SUMMARY_NAME}: {_told_by(place / SUMMARY_NAME)}",
+            expected=expected,
+            hint="the same run again with --trace full, and another --out or --overwrite",
+        )
     return LogError(
         f"no logs in {place}",
-        expected=f"{segment_name(0, 'scheduler', 0)}, ...",
-        hint=f"hicache zoo run local_host_room_decides_backup --out {quoted(place)}{overwrite}",
+        expected=expected,
+        hint=f"hicache zoo run local_host_room_decides_backup --out {quoted(place)}",
     )
+
+
+def _told_by(summary: Path) -> str:
+    """What a run's summary says of a run whose logs are not there."""
+    try:
+        with summary.open("rb") as file:
+            found = json.loads(file.read(SUMMARY_BYTES_MAX))
+        outcome, trace = str(found["outcome"])[:20], found.get("trace")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return "can't be read; the disk may have been full"
+    if trace == "off":
+        return f"that run ({outcome}) was made with --trace off"
+    return f"that run ({outcome}) was made with --trace off, or its logs were removed"
 
 
 def _runs_below(place: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from tracer.account import split_digests
+from tracer.account import UNASKED, split_digests
 from tracer.errors import HitsError
 from tracer.hits import leaders, page_size_tokens
 from tracer.log import LaneLog, Run
@@ -43,8 +43,16 @@ def why(run: Run, rid: str) -> list[StoryLine]:
             teller = _Teller(rid, missed, page_size_tokens(lanes))
             lines = [line for lane in lanes for line in teller.tell(lane)]
             # Stable, so that each lane keeps its own order.
-            return sorted(lines, key=attrgetter("time_ns"))
+            return _until_its_end(sorted(lines, key=attrgetter("time_ns")), rid)
     raise HitsError(f"no request {rid} in {run.path}", hint=f"hicache hits {run.path}")
+
+
+def _until_its_end(lines: Sequence[StoryLine], rid: str) -> list[StoryLine]:
+    """What lanes still do with its pages and prefetches is no longer its story; a late abort is."""
+    for number, line in enumerate(lines):
+        if line.kind == "finish" and line.record.get("rid") == rid:
+            return [*lines[: number + 1], *(later for later in lines[number + 1 :] if later.kind == "abort")]
+    return list(lines)
 
 
 def _first_miss(lanes: Sequence[LaneLog], rid: str) -> tuple[str, bool]:
@@ -69,6 +77,9 @@ class _Teller:
         missed: the page that decides its reason, until it is admitted.
         nodes: its own from the record that names them on; transfers name nodes, not requests.
         ops: its prefetches; reads and acks name those.
+        policy: by which the last of them was ended before it was complete, or "".
+        cut: those that were ended before their hit was taken over; what ranks then agree on says nothing of
+            what storage has.
         inserting: tokens of an insert that has not returned; backups that it asks for lie in between.
         to_compute: tokens of its prompt that no forward has computed yet.
         told: kind -> what was last told of it. Whoever waits is asked in every pass, and it need not be told
@@ -80,6 +91,8 @@ class _Teller:
     page_tokens: int
     nodes: set[int] = field(default_factory=set)
     ops: set[int] = field(default_factory=set)
+    policy: str = ""
+    cut: set[int] = field(default_factory=set)
     inserting: int | None = None
     to_compute: int = 0
     told: dict[str, str] = field(default_factory=dict)
@@ -116,16 +129,34 @@ class _Teller:
             self.nodes.add(node)
         if kind == "insert":
             return self._insert(record)
-        if kind == "prefetch_submit" and record["outcome"] == "issued":
-            self.ops.add(record["op"])
+        if kind in PREFETCH_TURNS:
+            self._follow(kind, record)
         if kind == "admit" and record["verdict"] == "admitted":
             self.to_compute = record["extend_tokens"]
-        template = OWN.get(kind)
-        text = f"{kind} of the request" if template is None else template(record)
+        text = self._own_text(kind, record)
         if kind in ASKED_AGAIN and self.told.get(kind) == text:
             return ""
         self.told[kind] = text
         return text
+
+    def _follow(self, kind: str, record: Fields) -> None:
+        """Keep up with what becomes of its prefetches."""
+        if kind == "prefetch_submit" and record["outcome"] == "issued":
+            self.ops.add(record["op"])
+            self.cut.add(record["op"])
+            self.policy = ""
+        elif kind == "prefetch_hit" and record["outcome"] not in CUT_SHORT:
+            self.cut.discard(record["op"])
+        elif kind == "prefetch_poll" and record["verdict"] == "end":
+            self.policy = record["policy"]
+
+    def _own_text(self, kind: str, record: Fields) -> str:
+        if kind == "query":
+            return _told_query(record, is_cut=record["op"] in self.cut)
+        if kind == "prefetch_outcome":
+            return _told_outcome(record, self.policy)
+        template = OWN.get(kind)
+        return f"{kind} of the request" if template is None else template(record)
 
     def _insert(self, record: Fields) -> str:
         """Told when it returns: new tokens, copies of what was there, and the prefix it was read from."""
@@ -178,6 +209,10 @@ def _was(number: int) -> str:
     return "was" if number == 1 else "were"
 
 
+def _is(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
 def _words(word: str) -> str:
     return word.replace("_", " ")
 
@@ -202,15 +237,38 @@ def _told_abort(record: Fields) -> str:
     return f"aborted ({record['place']})" if record["place"] else "an abort came after its end"
 
 
+def _told_admit(record: Fields) -> str:
+    if record["verdict"] != "admitted":
+        return _told_refusal(record)
+    told = f"admitted: {_counted(record['device_tokens'], 'token')} from device, {record['host_tokens']} "
+    return f"{told}from host, {record['storage_tokens']} from storage, {record['extend_tokens']} to compute"
+
+
+def _told_refusal(record: Fields) -> str:
+    told = f"not admitted ({_words(record['verdict'])})"
+    pages, free, evictable = (
+        record.get(name) for name in ("pages", "device_pages_free", "device_pages_evictable")
+    )
+    if pages is None:
+        return told
+    told += f": it needs {_counted(pages, 'more page')} on the device"
+    if record["verdict"] != "no_room" or free is None or evictable is None:
+        return told
+    told += f", {free} {_is(free)} free and {evictable} can be evicted"
+    return told if free + evictable < pages else f"{told}; others of its batch have been promised theirs"
+
+
 def _told_submit(record: Fields) -> str:
     if record["outcome"] != "issued":
-        pages = _counted(record["pages"], "page")
-        return f"no prefetch of {pages} from storage: {_words(record['outcome'].removeprefix('declined_'))}"
-    return f"prefetch {record['op']} of {_counted(record['tokens'], 'token')} from storage submitted"
+        of = f" of {_counted(record['pages'], 'page')}" if record["pages"] else ""
+        return f"no prefetch{of} from storage: {_words(record['outcome'].removeprefix('declined_'))}"
+    return f"prefetch {record['op']} from storage submitted: {_counted(record['tokens'], 'token')}"
 
 
 def _told_hit(record: Fields) -> str:
-    found = f"prefetch {record['op']}: storage has {_counted(record['hit_tokens'], 'token')}"
+    if record["outcome"] in CUT_SHORT:
+        return f"prefetch {record['op']}: its answer came when nobody waited for it any more"
+    found = f"prefetch {record['op']}: every rank's storage gives {_counted(record['hit_tokens'], 'token')}"
     if not record["tokens"]:
         return f"{found}; it ends ({_words(record['outcome'])})"
     return f"{found}, host memory for {record['tokens']} ({record['outcome']})"
@@ -221,9 +279,16 @@ def _told_prefetch_insert(record: Fields) -> str:
     return f"{told}, {record['matched_tokens']} were there, {record['loaded_tokens']} entered the tree"
 
 
-def _told_query(record: Fields) -> str:
-    told = f"prefetch {record['op']}: {record['local_pages']} pages in this rank's storage"
-    told += f", {record['agreed_pages']} on every rank (hit {record['publish_seq']})"
+def _told_query(record: Fields, *, is_cut: bool) -> str:
+    number = f"hit {record['publish_seq']}"
+    if record.get("error") == UNASKED:
+        return f"prefetch {record['op']}: this rank did not ask its storage any more ({number})"
+    told = f"prefetch {record['op']}: {_counted(record['local_pages'], 'page')} in this rank's storage"
+    if is_cut and record["agreed_pages"] < record["local_pages"]:
+        # A rank that no longer asks counts as one that has nothing.
+        told += f"; nobody waited for what the others have ({number})"
+    else:
+        told += f", {record['agreed_pages']} on every rank ({number})"
     return f"{told}; {record['error']}" if record.get("error") else told
 
 
@@ -233,9 +298,20 @@ def _told_poll(record: Fields) -> str:
     return f"goes on without the rest of prefetch {record['op']} ({record['policy']})"
 
 
-def _told_outcome(record: Fields) -> str:
-    why = f": {_words(record['reason'])}" if record.get("reason") else ""
+def _told_outcome(record: Fields, policy: str) -> str:
+    reason = record.get("reason") or ""
+    why = f": {_words(reason)}" if reason else ""
+    if reason == "deadline" and policy not in ("", "timeout"):
+        # Some logs have one word for whatever ends a prefetch early.
+        why = f": not waited for ({policy})"
     return f"{_counted(record['tokens'], 'token')} of its prefetch {_words(record['outcome'])}{why}"
+
+
+def _told_retry(record: Fields) -> str:
+    told = f"retry of its prefetch after {_words(record['cause'])}: {_words(record['verdict'])}"
+    if record["verdict"] == "cancelled":
+        return f"{told}, it is at the head of the queue"
+    return told
 
 
 def _told_retraction(record: Fields) -> str:
@@ -244,8 +320,8 @@ def _told_retraction(record: Fields) -> str:
 
 
 def _told_read(record: Fields) -> str:
-    told = f"prefetch {record['op']}, batch {record['batch']} of {_counted(record['pages'], 'page')}: "
-    told += f"{_counted(record['local_tokens'], 'token')} read"
+    told = f"prefetch {record['op']}, batch {record['batch']}: "
+    told += f"{_counted(record['local_tokens'], 'token')} of {_counted(record['pages'], 'page')} read"
     return f"{told}; {record['error']}" if record.get("error") else told
 
 
@@ -259,23 +335,21 @@ OWN: Mapping[str, Callable[[Fields], str]] = {
     "request": lambda r: f"received with {_counted(r['input_tokens'], 'prompt token')}",
     "match": _told_match,
     "load_back": _told_load_back,
-    "admit": lambda r: (
-        f"{r['verdict']}: {_counted(r['device_tokens'], 'token')} from device, {r['host_tokens']} from host, "
-        f"{r['storage_tokens']} from storage, {r['extend_tokens']} to compute"
-    ),
+    "admit": _told_admit,
     "finish": lambda r: f"finished ({r['reason']}) after {_counted(r['output_tokens'], 'token')}",
     "abort": _told_abort,
     "retract": _told_retraction,
     "prefetch_submit": _told_submit,
-    "query": _told_query,
     "prefetch_hit": _told_hit,
     "prefetch_insert": _told_prefetch_insert,
     "prefetch_poll": _told_poll,
-    "prefetch_outcome": _told_outcome,
-    "prefetch_retry": lambda r: f"retry of its prefetch after {_words(r['cause'])}: {_words(r['verdict'])}",
+    "prefetch_retry": _told_retry,
 }
 
 ASKED_AGAIN = ("match", "admit", "prefetch_poll")
+PREFETCH_TURNS = ("prefetch_submit", "prefetch_hit", "prefetch_poll")
+# Outcomes of a hit that came when its prefetch no longer counted.
+CUT_SHORT = ("stale", "terminated")
 
 # Record kinds that name one of its prefetches and nothing else.
 OF_PREFETCH: Mapping[str, Callable[[Fields], str]] = {
@@ -309,7 +383,7 @@ NODE_MOVES: Mapping[str, Callable[[Fields], str]] = {
         f"transfer {r['op']} ({r['queue']}, {_counted(r['pages'], 'page')}) enqueued"
     ),
     "transfer_ack": lambda r: f"transfer {r['op']} ({r['queue']}) applied",
-    "storage_backup": lambda r: f"write {r['op']} of {_counted(r['pages'], 'page')} to storage begins",
+    "storage_backup": lambda r: f"write {r['op']} to storage begins: {_counted(r['pages'], 'page')}",
     "storage_ack": lambda r: (
         f"write {r['op']} to storage: {r['written_pages']} of {r['pages']} pages written"
     ),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import OK, UNREADABLE, report
-from cli.options import ExitZero, Json, Quiet
+from cli.options import ExitZero, Json, Quiet, a_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ def check(
             metavar="PATH...",
             help="Folders with the logs of one run each.",
             show_default=False,
-            readable=False,
+            parser=a_path,
         ),
     ],
     full: Annotated[bool, typer.Option("--full", help="Add the argument, step by step.")] = False,

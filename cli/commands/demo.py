@@ -14,7 +14,7 @@ import typer
 
 from cli.errors import INTERNAL, INTERRUPTED, OK, CliError
 from cli.folder import refuse_used
-from cli.options import Json, Overwrite
+from cli.options import Json, Overwrite, a_path
 
 if TYPE_CHECKING:
     from cli.screens.demo import Scene
@@ -29,7 +29,7 @@ def demo(
     out: Annotated[
         Path,
         typer.Option(
-            "--out", metavar="DIR", help="Folder of the run; its twin's is DIR-twin.", readable=False
+            "--out", metavar="DIR", help="Folder of the run; its twin's is DIR-twin.", parser=a_path
         ),
     ] = DEFAULT_OUT,
     overwrite: Overwrite = False,

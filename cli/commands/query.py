@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.errors import CliError, tell
-from cli.options import Json, one_of
+from cli.errors import CliError, asked_by, tell
+from cli.options import Json, a_path, one_of
 
 if TYPE_CHECKING:
     from tracer.trace_store import Table, TraceStore
@@ -35,7 +35,7 @@ FILE_WIDTH = 1 << 16
 def query(
     path: Annotated[
         Path | None,
-        typer.Argument(metavar="PATH", help="A run's folder.", show_default=False, readable=False),
+        typer.Argument(metavar="PATH", help="A run's folder.", show_default=False, parser=a_path),
     ] = None,
     sql: Annotated[
         str | None, typer.Argument(metavar="SQL", help="One SELECT over the views.", show_default=False)
@@ -47,22 +47,31 @@ def query(
     list_: Annotated[bool, typer.Option("--list", help="The queries that come with the tool.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="PATH's views and their columns.")] = False,
     format_: Annotated[
-        str, typer.Option("--format", metavar="|".join(FORMATS), help="Parquet goes to --out.")
-    ] = "table",
+        str | None,
+        typer.Option(
+            "--format", metavar="|".join(FORMATS), help="A table; parquet goes to --out.", show_default=False
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write there, not to stdout.", show_default=False, readable=False),
+        typer.Option(metavar="FILE", help="Write there, not to stdout.", show_default=False, parser=a_path),
     ] = None,
     full: Annotated[
         bool, typer.Option("--full", help=f"Tables with more than {TABLE_ROWS_MAX:,} rows as well.")
     ] = False,
     json: Json = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.")] = False,
 ) -> int:
     """Ask the logs in SQL. Views: requests, matches, transfers, queues, collectives, decisions, ...
 
     Nothing but the loaded records can be reached from the SQL.
     """
-    shape = "json" if json else one_of("--format", format_, FORMATS)
+    shape = one_of("--format", format_ or ("json" if json else "table"), FORMATS)
+    if json and shape != "json":
+        raise CliError(f"--json and --format {shape} exclude each other", expected="one format")
+    if (list_ or schema) and (out is not None or shape in ("csv", "parquet")):
+        what = "--list" if list_ else "--schema"
+        raise CliError(f"{what} is shown, as a table or as JSON", expected="no --out, --format table or json")
     if list_:
         return show_list(is_json=shape == "json")
     if path is None:
@@ -73,23 +82,23 @@ def query(
             expected='"SELECT ...", --name NAME or --schema',
             hint="hicache query --list",
         )
-    if shape == "parquet" and out is None and not schema:
+    if shape == "parquet" and out is None:
         raise CliError("--format parquet writes a file", hint="--out rows.parquet")
     asked = "" if schema else statement(sql, name)
     from cli.output import refuse_unwritable
     from cli.theme import spinner
     from tracer.trace_store import open_store
 
-    if out is not None and not schema:
+    if out is not None:
         refuse_unwritable(out)
     with ExitStack() as stack:
-        with spinner("loading", path):
+        with spinner("loading", path, quiet=quiet), asked_by("hicache query {} --schema"):
             store = stack.enter_context(open_store(path))
-        for note in store.notes:
+        for note in () if quiet else store.notes:
             tell(f"note: {note}")
         if schema:
             return show_schema(store, is_json=shape == "json")
-        with spinner("asking", path) as pause, refusals():
+        with spinner("asking", path, quiet=quiet) as pause, refusals():
             answer(store, asked, shape, out, is_full=full, pause=pause)
     return 0
 

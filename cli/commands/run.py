@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import typer
+
 from cli.commands import run_options as opt
-from cli.errors import INTERRUPTED, UNREADABLE, CliError, tell
+from cli.errors import INTERRUPTED, TERMINATED, UNREADABLE, CliError, tell
 from cli.folder import own_files, prepared, refuse_used
 from cli.options import Json, OutDir, Overwrite, Quiet, one_of
 
@@ -33,6 +37,7 @@ OTHER_FILES_OPEN = 32
 
 
 def run(
+    context: typer.Context,
     out: OutDir,
     workload: opt.Workload = None,
     agentic: opt.AgenticText = None,
@@ -85,6 +90,10 @@ def run(
 
     Exits 0 when the run was made, also when its ranks hang or die: that is for check to say.
     """
+    sources = {name: str(getattr(context.get_parameter_source(name), "name", "")) for name in context.params}
+    is_trace_known = trace in opt.CHOICES["--trace"][0]
+    if not is_trace_known and sources.get("trace") == "ENVIRONMENT":
+        one_of(f"HICACHE_TRACE={trace}:", trace, opt.CHOICES["--trace"][0])
     refuse_what_is_out(
         {
             "--mode": mode,
@@ -105,6 +114,25 @@ def run(
         },
     )
     refuse_contradictions(workload, agentic, cache_output=cache_output, mode=mode)
+    has_host = "a host tier: not with --no-hierarchical-cache" if not hierarchical_cache else ""
+    has_storage = "--hicache-storage-backend memory or file" if hicache_storage_backend == "none" else ""
+    has_own_seed = workload is not None or "seed=" in (agentic or "")
+    refuse_what_does_not_apply(
+        {name for name, source in sources.items() if source == "COMMANDLINE"},
+        {
+            "host_pages": has_host,
+            "hicache_write_policy": has_host,
+            "side_pool_slots": "" if "mamba" in listed(side_pools) else "--side-pools mamba",
+            "prefetch_policy": has_storage,
+            "retry_poll_interval": has_storage,
+            "retry_max_attempts": has_storage,
+            "trace_limit": "" if trace == "ring" else "--trace ring",
+            "timeout": "" if mode != "sim" or plan_out else "--mode threads or gloo, or --plan-out",
+            "seed": "something to draw: --schedule and the requests are given"
+            if schedule and has_own_seed
+            else "",
+        },
+    )
     refuse_used(out, overwrite=overwrite)
 
     from hicache.config import Config
@@ -225,6 +253,29 @@ def refuse_contradictions(
         )
 
 
+# Where an option's name is not the parameter's.
+OPTIONS = {
+    "prefetch_policy": "--hicache-storage-prefetch-policy",
+    "retry_poll_interval": "--hicache-storage-prefetch-retry-poll-interval",
+    "retry_max_attempts": "--hicache-storage-prefetch-retry-max-attempts",
+}
+
+
+def refuse_what_does_not_apply(given: Collection[str], needs: Mapping[str, str]) -> None:
+    """An option that was typed and would change nothing is a mistake.
+
+    Args:
+        given: parameters that were typed.
+        needs: parameter -> what it needs and does not have, or "".
+    Raises:
+        CliError: names the option and what it needs.
+    """
+    for name, need in needs.items():
+        if need and name in given:
+            option = OPTIONS.get(name, f"--{name.replace('_', '-')}")
+            raise CliError(f"{option} changes nothing here", expected=need)
+
+
 def is_pipe(path: Path) -> bool:
     try:
         return path.is_fifo() or path.is_char_device()
@@ -320,41 +371,73 @@ def execute(
     quiet: bool = False,
 ) -> int:
     """Run a plan into a folder that `refuse_used` has allowed, and show how it ended."""
-    from cli.screens.run import ending, in_one_line, run_document
+    from cli.screens.run import ending, in_one_line, lost_files, run_document
     from cli.theme import show, show_json
 
     how = how or How()
     result = record(plan, out, how, overwrite=overwrite, quiet=quiet)
     if result is None:
         return INTERRUPTED
+    lost = lost_files(plan, result, out, is_traced=how.is_logged)
     if json:
-        show_json(run_document(plan, result, out, mode=how.mode))
+        show_json(run_document(plan, result, out, mode=how.mode, lost=lost))
+    elif quiet:
+        show(in_one_line(plan, result))
     else:
-        show(in_one_line(plan, result) if quiet else ending(plan, result, out, is_traced=how.is_logged))
+        show(ending(plan, result, out, is_traced=how.is_logged, lost=lost))
     return 0
 
 
 def record(
     plan: Plan, out: Path, how: How | None = None, *, overwrite: bool = False, quiet: bool = False
 ) -> Result | None:
-    """Make the run; None when it was interrupted, and then the logs can be read up to that moment."""
+    """Make the run; None when it was interrupted, and then the logs can be read up to that moment.
+
+    Raises:
+        typer.Exit: somebody ended it by SIGTERM.
+    """
     from cli.theme import progress_bar
     from hicache.errors import WorkloadError
+    from hicache.launch import TerminatedError
 
     how = how or How()
     if how.is_logged:
         demand_open_files(plan.config, how.mode)
     try:
-        with prepared(out, overwrite=overwrite), progress_bar("running", quiet=quiet) as progress:
+        with (
+            heeding_sigterm(),
+            prepared(out, overwrite=overwrite),
+            progress_bar("running", quiet=quiet) as progress,
+        ):
             return run_in_mode(plan, out, how, progress)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        is_told = isinstance(error, TerminatedError)
         has_logs = any(file.suffix == ".jsonl" for file in own_files(out))
-        tell(f"interrupted{f'; the logs up to here are in {out}' if has_logs else ''}")
+        what = "stopped by SIGTERM" if is_told else "interrupted"
+        tell(f"{what}{f'; the logs up to here are in {out}' if has_logs else ''}")
+        if is_told:
+            raise typer.Exit(TERMINATED) from None
         return None
     except WorkloadError as error:
         if how.is_logged:
             raise CliError(str(error), code=UNREADABLE, hint=f"{out} has the logs up to there") from None
         raise
+
+
+@contextmanager
+def heeding_sigterm() -> Iterator[None]:
+    """SIGTERM ends what is inside as Ctrl-C does, but only once: the cleaning up takes a moment."""
+    from hicache.launch import TerminatedError
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise TerminatedError
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def run_in_mode(plan: Plan, out: Path, how: How, progress: Progress | None) -> Result:

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.options import a_path
+
 REQUESTS = "Requests"
 RANKS = "Ranks"
 CACHE = "Device and host"
@@ -56,7 +58,7 @@ def _choice(name: str, *, panel: str, help: str, **more: Any) -> Any:
 Workload = Annotated[
     Path | None,
     _option(
-        panel=REQUESTS, metavar="FILE", help="Mooncake-style JSONL(.gz).", show_default=False, readable=False
+        panel=REQUESTS, metavar="FILE", help="Mooncake-style JSONL(.gz).", show_default=False, parser=a_path
     ),
 ]
 AgenticText = Annotated[
@@ -132,7 +134,7 @@ PlanOut = Annotated[
         metavar="FILE",
         help="Write the plan for torchrun, say how to start it, and run nothing.",
         show_default=False,
-        readable=False,
+        parser=a_path,
     ),
 ]
 Model = Annotated[str, _choice("--model", panel=RANKS, help="Page tags instead of KV.")]
@@ -185,7 +187,10 @@ SidePools = Annotated[
 SidePoolSlots = Annotated[
     int,
     _option(
-        panel=CACHE, metavar="N", help="Host slots of a side pool that has its own (mamba); 0 is no limit."
+        panel=CACHE,
+        metavar="N",
+        help="Host slots of a side pool that has its own (mamba); 0 is no limit.",
+        min=0,
     ),
 ]
 
@@ -276,6 +281,7 @@ Seed = Annotated[
         metavar="N",
         help="Of the schedule, and of --agentic unless it has its own.",
         min=0,
+        max=999_999_999,
     ),
 ]
 ScheduleText = Annotated[
@@ -312,7 +318,7 @@ Plugins = Annotated[
         metavar="FILE.py",
         help="A substitution of your own: Python with wire(parts). Repeatable.",
         show_default=False,
-        readable=False,
+        parser=a_path,
     ),
 ]
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from cli.commands.check import screen
 from cli.screens.hits import tables
 from cli.screens.query import rows_table
-from cli.screens.run import ending, run_document
+from cli.screens.run import outcome, run_document
 from cli.theme import BAD, COMMAND, GOOD, HEADING, WIDTH, headline, next_step, paragraph
 from consensus_checker.words import ranks_text
 
@@ -77,7 +77,7 @@ def scenes(made: Scene) -> Iterator[list[Text]]:
             f"{made.scenario.source}.",
         ),
         *_typed(*zoo, "--out", out),
-        *ending(made.plan, made.result, out)[:-2],
+        *outcome(made.plan, made.result),
         Text(""),
     ]
     with open_store(out) as store:
@@ -97,7 +97,7 @@ def scenes(made: Scene) -> Iterator[list[Text]]:
     yield [
         *_title(4, "The healthy twin: same world, seed and fault, without the bug."),
         *_typed(*zoo, "--twin", "--out", twin_out),
-        *ending(made.twin_plan, made.twin_result, twin_out)[:-2],
+        *outcome(made.twin_plan, made.twin_result),
         *_typed("check", twin_out),
         *screen(made.twin_verdict, made.twin_history),
         Text(""),

@@ -91,6 +91,11 @@ def count(value: int) -> str:
     return f"{value:,}"
 
 
+def counted(number: int, noun: str) -> str:
+    """A quantity and its noun."""
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+
+
 def percent(fraction: float) -> str:
     return f"{100 * fraction:.1f}%"
 

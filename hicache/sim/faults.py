@@ -1,4 +1,4 @@
-"""Faults bend the world in ways a correct runtime must survive. A fault alone is never a finding.
+"""Faults bend the world; a correct runtime survives all but `storage_never`, and none makes ranks diverge.
 
     alloc_fail:rank=2,pool=host,nth=5             the nth allocation finds no free slot on that rank
     resize:rank=1,pool=device,pages=2             that rank's pool has so many pages less than its peers'

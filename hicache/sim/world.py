@@ -144,5 +144,5 @@ class _World:
         return result_of(self._plan, endings, self._logs)
 
     def _summarise(self, result: Result, *, outcome: str = "") -> None:
-        if trouble := write_summary(self._out, self._plan, result, outcome=outcome):
+        if trouble := write_summary(self._out, self._plan, result, trace=self._logs.trace, outcome=outcome):
             self._warnings(trouble)

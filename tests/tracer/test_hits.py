@@ -362,6 +362,95 @@ def test_a_deadline_before_the_hit_is_known_by_the_lane_that_found_it(tmp_path: 
     assert analyse(tmp_path, early, config=PAGES).rows[-1]["reason"] == "declined_not_waited_for"
 
 
+@pytest.mark.parametrize(
+    ("policy", "reason_of_it"), [("timeout", "deadline"), ("best_effort", "declined_not_waited_for")]
+)
+@pytest.mark.parametrize(
+    ("answer", "is_told"),
+    [
+        # This rank had it, another one no longer asked; then the other way round; then nobody had it.
+        ({"local_pages": 4, "error": ""}, True),
+        ({"local_pages": 0, "error": "terminated"}, True),
+        ({"local_pages": 0, "error": ""}, False),
+    ],
+)
+def test_a_page_that_was_asked_for_and_not_waited_for_says_so(
+    policy: str, reason_of_it: str, answer: dict[str, Any], is_told: bool, tmp_path: Path
+) -> None:
+    rest = [match("r9", A), admit("r9"), forward(r9=128), hit("r9", 0, "stale", found=0), finish("r9")]
+    asked = [request("r9"), *prefetch("r9"), poll("r9", "end", policy), *rest]
+    write_lane(tmp_path, [query(1, 0) | answer], lane="prefetch", config=PAGES)
+    expected = reason_of_it if is_told else "cold"
+    assert analyse(tmp_path, asked, config=PAGES).rows[-1]["reason"] == expected
+
+
+def test_what_the_runtime_calls_a_deadline_is_none_under_best_effort(tmp_path: Path) -> None:
+    told = [hit("r9", 256), poll("r9", "end", "best_effort"), lost("r9", "deadline"), loaded("r9", 64)]
+    rest = [match("r9", A), admit("r9", storage=64), forward(r9=64), finish("r9")]
+    path = write_lane(tmp_path, [*SEEN, request("r9"), *prefetch("r9"), *told, *rest], config=PAGES)
+    assert hits(find_logs(path)).rows[-1]["reason"] == "declined_not_waited_for"
+    texts = [line.text for line in why(find_logs(path), "r9")]
+    assert "64 tokens of its prefetch unfulfilled: not waited for (best_effort)" in texts
+
+
+def test_a_story_does_not_say_that_storage_has_nothing_when_nobody_asked_it(tmp_path: Path) -> None:
+    rest = [admit("r9"), forward(r9=128), hit("r9", 0, "stale", found=0), finish("r9")]
+    asked = [request("r9"), *prefetch("r9"), poll("r9", "end", "best_effort"), *rest]
+    late = [{**record, "time_ns": time_ns} for time_ns, record in enumerate(asked)]
+    cut = query(1, 0) | {"publish_seq": 1, "local_pages": 0, "error": "terminated", "time_ns": 6}
+    write_lane(tmp_path, [cut], lane="prefetch", config=PAGES)
+    path = write_lane(tmp_path, late, config=PAGES)
+    texts = [line.text for line in why(find_logs(path.parent), "r9")]
+    assert texts[-4:] == [
+        "forward (extend): 128 tokens computed",
+        "prefetch 1: its answer came when nobody waited for it any more",
+        "prefetch 1: this rank did not ask its storage any more (hit 1)",
+        "finished (length) after 1 token",
+    ]
+
+
+def test_a_story_ends_with_its_request_but_for_a_late_abort(tmp_path: Path) -> None:
+    after = [hit("r9", 0, "stale", found=0), {"kind": "abort", "rid": "r9", "place": ""}]
+    path = write_lane(tmp_path, [request("r9"), *prefetch("r9"), finish("r9"), *after])
+    assert [line.text for line in why(find_logs(path), "r9")][-2:] == [
+        "finished (length) after 1 token",
+        "an abort came after its end",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        (
+            admit("r9")
+            | {"verdict": "no_room", "pages": 12}
+            | {"device_pages_free": 1, "device_pages_evictable": 4},
+            "not admitted (no room): it needs 12 more pages on the device, 1 is free and 4 can be evicted",
+        ),
+        (
+            admit("r9")
+            | {"verdict": "no_room", "pages": 5}
+            | {"device_pages_free": 2, "device_pages_evictable": 4},
+            "not admitted (no room): it needs 5 more pages on the device, 2 are free and 4 can be evicted; "
+            "others of its batch have been promised theirs",
+        ),
+        (admit("r9") | {"verdict": "no_room"}, "not admitted (no room)"),
+        (
+            {"kind": "prefetch_retry", "rid": "r9", "cause": "miss", "verdict": "cancelled"},
+            "retry of its prefetch after miss: cancelled, it is at the head of the queue",
+        ),
+        (prefetch("r9", outcome="declined_too_short", pages=0)[1], "no prefetch from storage: too short"),
+        (
+            prefetch("r9", outcome="declined_too_short", pages=2)[1],
+            "no prefetch of 2 pages from storage: too short",
+        ),
+    ],
+)
+def test_a_story_says_why_something_did_not_happen(record: dict[str, Any], told: str, tmp_path: Path) -> None:
+    path = write_lane(tmp_path, [request("r9"), record])
+    assert why(find_logs(path), "r9")[-1].text == told
+
+
 def test_a_page_that_a_prefetch_brought_and_that_was_lost_again_was_evicted(tmp_path: Path) -> None:
     came = [*prefetch("r9", 2), hit("r9", 256, op=2), loaded("r9", 256, digests=A, op=2), evict_host(A)]
     before = [*SEEN, request("r9"), *prefetch("r9"), hit("r9", 0, "host_capacity"), *came]
@@ -457,7 +546,9 @@ def test_aborted_requests_are_told_and_not_unaccounted(tmp_path: Path) -> None:
     ]
     found = analyse(tmp_path, records)
     assert found.unaccounted == ()
-    assert found.notes == ("2 requests were aborted: 140 tokens that nobody served",)
+    assert found.notes == (
+        "1 request was aborted before admission (1 more while running): 140 tokens that nobody served",
+    )
     assert [row["reason"] for row in found.rows] == [None, "cold", "cold"]
 
 
@@ -695,12 +786,12 @@ def test_a_story_tells_of_prefetch_chunks_abort_and_retraction(tmp_path: Path) -
     assert [each.text for each in why(find_logs(tmp_path), "r9")] == [
         "received with 400 prompt tokens",
         f"matched 0 tokens on device, 0 on host; first page missed: {A}",
-        "prefetch 1 of 256 tokens from storage submitted",
+        "prefetch 1 from storage submitted: 256 tokens",
         "prefetch 1: 5 pages in this rank's storage, 4 on every rank (hit 1)",
         "waits for prefetch 1 (timeout)",
-        "prefetch 1: storage has 256 tokens, host memory for 128 (partial)",
+        "prefetch 1: every rank's storage gives 256 tokens, host memory for 128 (partial)",
         "128 tokens of its prefetch unfulfilled: host capacity",
-        "prefetch 1, batch 0 of 2 pages: 128 tokens read",
+        "prefetch 1, batch 0: 128 tokens of 2 pages read",
         "prefetch 1: progress 128 on every rank, 128 here (ack 4)",
         "prefetch 1: progress 128 applied (ack 4)",
         "prefetch 1 loaded: 128 tokens read, 0 were there, 128 entered the tree",
@@ -713,7 +804,7 @@ def test_a_story_tells_of_prefetch_chunks_abort_and_retraction(tmp_path: Path) -
         "256 new tokens entered the tree (node 4), the other 128 were its cached prefix",
         "forward (extend): 16 tokens computed",
         "transfer 3 (write) applied (node 4)",
-        "write 8 of 4 pages to storage begins (node 4)",
+        "write 8 to storage begins: 4 pages (node 4)",
         "retracted after 3 tokens: 2 pages given back, it waits again",
         "aborted (waiting)",
         "finished (abort) after 1 token",

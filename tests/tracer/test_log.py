@@ -432,11 +432,28 @@ def test_a_folder_of_runs_names_some_of_them(tmp_path: Path) -> None:
     )
 
 
-def test_a_folder_with_only_a_summary_suggests_what_works_there(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text("{}")
+@pytest.mark.parametrize(
+    ("summary", "told"),
+    [
+        (
+            '{"outcome": "completed"}',
+            "run.json: that run (completed) was made with --trace off, or its logs were removed",
+        ),
+        (
+            '{"outcome": "hung", "trace": "off"}',
+            "run.json: that run (hung) was made with --trace off",
+        ),
+        ("", "run.json: can't be read; the disk may have been full"),
+    ],
+)
+def test_a_folder_with_only_a_summary_says_why_and_suggests_nothing_over_it(
+    summary: str, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "run.json").write_text(summary)
     with pytest.raises(LogError) as caught:
         find_logs(tmp_path)
-    assert caught.value.hint.endswith(f"--out {tmp_path} --overwrite")
+    assert caught.value.where == told
+    assert caught.value.hint == "the same run again with --trace full, and another --out or --overwrite"
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b", "loop", "pipe", "file/below"])

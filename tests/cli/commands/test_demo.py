@@ -100,3 +100,9 @@ def test_a_demo_without_room_for_its_twins_name_is_a_usage_error(
     assert (said.code, said.out) == (2, "")
     assert said.err.startswith("error: --out")
     assert list(workplace.iterdir()) == []
+
+
+def test_the_readme_shows_what_the_demo_prints(inside: Path, hicache: Hicache) -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    shown = readme.split("```\n")[1]
+    assert hicache("check", "hung").out.startswith(shown)

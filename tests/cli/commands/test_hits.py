@@ -59,7 +59,7 @@ def test_why_tells_the_story_of_one_request(inside: Path, hicache: Hicache) -> N
     lines = said.out.splitlines()
     assert lines[0].startswith("c0.t2")
     assert "received with" in said.out
-    assert "records of decode steps" in said.out
+    assert "tokens decoded" in said.out
     assert sum("(decode)" in line for line in lines) == 0
     assert [line for line in lines if len(line) > 80] == []
 
@@ -157,3 +157,30 @@ def test_the_screen_reads_as_agreed(
     said = hicache("hits", small_run(Path("last")), *words)
     assert (said.code, said.err) == (0, "")
     assert_golden(f"cli_hits_{words[1]}.txt", said.out)
+
+
+def test_quiet_is_one_line(inside: Path, hicache: Hicache) -> None:
+    for words in ((), ("--by", "tier"), ("--why", "c0.t2")):
+        said = hicache("hits", "twin", "--quiet", *words)
+        assert (said.code, said.out.count("\n"), said.err) == (0, 1, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--why", "c0.t2", "--by", "tier"], "--why and --by exclude each other"),
+        (["--why", "c0.t2", "--since", "1"], "--why and --since exclude each other"),
+        (["--since", "10", "--until", "5"], "--since 10 is behind --until 5"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    words: list[str], message: str, inside: Path, hicache: Hicache
+) -> None:
+    said = hicache("hits", "twin", *words)
+    assert (said.code, said.out, said.err.splitlines()[0]) == (2, "", f"error: {message}")
+
+
+def test_a_folder_of_runs_suggests_this_command(inside: Path, hicache: Hicache) -> None:
+    assert hicache("hits", ".").err.endswith("try       hicache hits hung\n")
+    assert hicache("hits", "twin/run.json").err.endswith("try       hicache hits twin\n")
+    assert hicache("query", ".", "SELECT 1").err.endswith("try       hicache query hung --schema\n")

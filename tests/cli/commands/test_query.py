@@ -277,3 +277,20 @@ def test_an_unknown_format_is_one_message(inside: Path, hicache: Hicache) -> Non
 
 def test_the_help_says_that_schema_needs_a_path(hicache: Hicache) -> None:
     assert re.search(r"--schema\s+PATH's views", hicache("query", "--help").out)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["SELECT 1", "--json", "--format", "csv"],
+        ["--schema", "--out", "x"],
+        ["--schema", "--format", "csv"],
+    ],
+    ids=" ".join,
+)
+def test_options_that_do_not_go_together_are_refused(
+    words: list[str], inside: Path, hicache: Hicache
+) -> None:
+    said = hicache("query", "twin", *words)
+    assert (said.code, said.out) == (2, "")
+    assert not (inside / "x").exists()

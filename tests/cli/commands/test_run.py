@@ -258,20 +258,106 @@ def test_overwrite_removes_the_old_run_and_nothing_else(tmp_path: Path, hicache:
 def test_out_that_is_a_file_is_refused(tmp_path: Path, hicache: Hicache) -> None:
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
-        assert hicache("run", *SMALL, "--out", out).code == 2
+        said = hicache("run", *SMALL, "--out", out)
+        assert said.code == 2
+        assert "is a file" in said.err
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["--side-pool-slots", "5"], "--side-pool-slots"),
+        (["--host-pages", "5", "--no-hierarchical-cache"], "--host-pages"),
+        (["--hicache-write-policy", "write_back", "--no-hierarchical-cache"], "--hicache-write-policy"),
+        (["--hicache-storage-prefetch-policy", "timeout"], "--hicache-storage-prefetch-policy"),
+        (["--trace-limit", "99999"], "--trace-limit"),
+        (["--timeout", "5"], "--timeout"),
+        (["--seed", "2", "--schedule", "list:0", "--agentic", "seed=1"], "--seed"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_option_that_would_change_nothing_is_refused(
+    words: list[str], option: str, tmp_path: Path, hicache: Hicache
+) -> None:
+    said = hicache("run", *words, "--out", tmp_path / "out")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith(f"error: {option} changes nothing here\n  expected  ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_seed_beside_a_schedule_draws_the_conversations(tmp_path: Path, hicache: Hicache) -> None:
+    words = (*SMALL, "--seed", 5, "--schedule", "seed:3", "--out", tmp_path, "--json")
+    document = json.loads(hicache("run", *words).out)
+    assert ("seed=5" in document["workload"], document["schedule"]) == (True, "seed:3")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "--out", ""],
+        ["run", "--workload", "", "--out", "x"],
+        ["run", "--plugin", "", "--out", "x"],
+        ["run", "--plan-out", "", "--out", "x"],
+        ["zoo", "run", "skip_collective_when_empty", "--out", ""],
+        ["demo", "--out", ""],
+        ["check", ""],
+        ["hits", ""],
+        ["query", "", "SELECT 1"],
+        ["query", "x", "SELECT 1", "--out", ""],
+    ],
+    ids=" ".join,
+)
+def test_an_empty_path_is_not_the_current_folder(
+    words: list[str], tmp_path: Path, hicache: Hicache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = hicache(*words)
+    assert (said.code, said.out) == (2, "")
+    assert "it is empty; expected a path" in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--agentic", "rounds=99999999999"], "rounds=99999999999, expected 1..100000"),
+        (["--agentic", "think=x"], "expected a whole number 0..1000"),
+        (["--seed", "99999999999"], "invalid value for '--seed'"),
+        (["--fault", "delay_done:rank=0,queue=write,op=1,steps=99999999999"], "steps is at most 2000"),
+        (["--fault", "alloc_fail:rank=0,pool=host,nth=99999999999"], "nth is at most 999999999"),
+    ],
+)
+def test_a_number_out_of_range_is_told_with_its_range(
+    words: list[str], told: str, tmp_path: Path, hicache: Hicache
+) -> None:
+    said = hicache("run", *words, "--out", tmp_path / "out")
+    assert (said.code, told in said.err) == (2, True), said.err
+
+
+def test_a_trace_mode_from_the_environment_is_named_by_its_variable(
+    tmp_path: Path, hicache: Hicache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HICACHE_TRACE", "foo")
+    said = hicache("run", *SMALL, "--out", tmp_path / "out")
+    assert (said.code, said.err) == (
+        2,
+        "error: HICACHE_TRACE=foo: foo is not known\n  expected  full, ring or off\n",
+    )
 
 
 def test_trace_off_leaves_only_the_summary(tmp_path: Path, hicache: Hicache) -> None:
     said = hicache("run", *SMALL, "--trace", "off", "--out", tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
     assert "  logs    none;" in said.out
-    # What is suggested works in this very folder.
-    said = hicache("check", tmp_path)
-    assert said.code == 3
-    words = said.err.splitlines()[-1].split()
-    assert words[:2] == ["try", "hicache"]
-    assert hicache(*words[2:]).code == 0
+    # Nothing is suggested that would put another run in the place of this one.
+    for words in (("check", tmp_path), ("hits", tmp_path), ("query", tmp_path, "--schema")):
+        said = hicache(*words)
+        assert said.code == 3
+        assert "was made with --trace off" in said.err
+        assert said.err.endswith(
+            "try       the same run again with --trace full, and another --out or --overwrite\n"
+        )
 
 
 def test_more_ranks_than_open_files_are_refused_beforehand(
@@ -298,6 +384,28 @@ def test_an_interrupted_run_is_code_130_and_its_logs_can_be_read(tmp_path: Path,
     said = hicache("check", out, "--json")
     assert said.code == 4
     assert json.loads(said.out)["coverage"]["compared_calls"] > 0
+
+
+@pytest.mark.parametrize(("mode", "outcome"), [("sim", "interrupted"), ("threads", "interrupted")])
+def test_sigterm_ends_a_run_like_ctrl_c_and_is_code_143(
+    mode: str, outcome: str, tmp_path: Path, hicache: Hicache
+) -> None:
+    plugin = tmp_path / "told.py"
+    plugin.write_text(
+        INTERRUPTING.replace("raise KeyboardInterrupt", "os.kill(os.getpid(), signal.SIGTERM)").replace(
+            "from hicache", "import os, signal\nfrom hicache", 1
+        )
+    )
+    out = tmp_path / "out"
+    said = hicache("run", *SMALL, "--tp", 2, "--mode", mode, "--plugin", plugin, "--out", out)
+    assert (143, "", f"stopped by SIGTERM; the logs up to here are in {out}\n") == (
+        said.code,
+        said.out,
+        said.err,
+    )
+    assert json.loads((out / "run.json").read_text())["outcome"] == outcome
+    assert not (out / ".hicache.lock").exists()
+    assert hicache("check", out).code == 4
 
 
 def test_a_plugin_is_wired_in_and_named_in_the_summary(tmp_path: Path, hicache: Hicache) -> None:

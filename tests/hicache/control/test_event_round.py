@@ -113,8 +113,7 @@ def test_d1_stage_1_adopts_the_counts_and_waits_for_what_it_is_behind_with() -> 
             bench.write_all()
         host = bench.cache.host
         assert host is not None
-        for op in (100, 101):
-            bench.queues.hits._signal = network.loop.signal
+        bench.queues.hits._signal = network.loop.signal
         for _ in range(5):
             bench.queues.acks.put(Progress(stale_prefetch(bench, 50), "progress", 1))
         host.take(7)
