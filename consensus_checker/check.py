@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from consensus_checker import deaths, ending
 from consensus_checker.divergence import CONFIG, Divergence, divergence, in_causal_order
 from consensus_checker.evidence import silent_lines
-from consensus_checker.finding import Evidence, Finding, FirstDivergence
+from consensus_checker.finding import Evidence, Finding, FirstDivergence, Level
 from consensus_checker.history import History, Lane, Run, Source
 from consensus_checker.notes import anomaly, with_own_crash
 from consensus_checker.rules.agreement import Comparison, compare
@@ -223,9 +223,14 @@ def _no_finding(history: History, coverage: Coverage, comparisons: Sequence[Comp
     lacking = _lacking(history, coverage, comparisons)
     if coverage.dropped_up_to:
         compared += f", of {ranks_text(sorted(coverage.dropped_up_to))} only what a ring has kept"
+        if coverage.compared_from:
+            begins = (f"{place} from call {index} on" for place, index in coverage.compared_from.items())
+            compared += f": {', '.join(begins)}"
     if not lacking:
         basis = "all logs complete" if not coverage.dropped_up_to else "all logs complete at their end"
-        return Finding("consistent", 0, COVERAGE, f"no rank diverged: {compared}", "high", (basis,))
+        # Of what a ring has dropped nobody can say that it was alike.
+        level: Level = "medium" if coverage.dropped_up_to else "high"
+        return Finding("consistent", 0, COVERAGE, f"no rank diverged: {compared}", level, (basis,))
     return Finding(
         "incomplete",
         4,

@@ -50,6 +50,26 @@ class Divergence:
         step, seq = min(self.at.values())
         return step, self.lane != MAIN_LANE, seq
 
+    @property
+    def is_voted(self) -> bool:
+        """Whether it names somebody by a count, or by a leader: not by a precedent alone."""
+        return bool(self.finding.culprit) and not self.finding.basis[0].startswith("tie")
+
+    def settles(self, other: Divergence) -> bool:
+        """Whether it has the vote on what `other` could not decide by one: the same step, seen from wider.
+
+        A stage of two ranks is a tie, and what they part at is often a meeting, which only they compare; the
+        replica sees the next decision.
+        """
+        return (
+            self.is_voted
+            and not other.is_voted
+            and self.lane == other.lane
+            and set(other.scope.ranks) < set(self.scope.ranks)
+            and set(self.finding.culprit) <= set(other.scope.ranks)
+            and any(rank in other.at and place[0] == other.at[rank][0] for rank, place in self.at.items())
+        )
+
 
 def divergence(history: History, comparison: Comparison) -> Divergence:
     """Explain the difference of one comparison."""
@@ -67,14 +87,16 @@ def divergence(history: History, comparison: Comparison) -> Divergence:
     if kind != "value":
         sides = ballot.majority, _aside(ballot)
         told = find_precedent(history, scope, comparison.lane, comparison.index, stands, *sides)
-        ballot, contradicts = weigh(ballot, told)
+        is_widest = not any(set(scope.ranks) < set(other.ranks) for other in history.scopes)
+        ballot, contradicts = weigh(ballot, told, is_widest=is_widest)
         kind = _kind(history, scope, stands, ballot.majority[0], _aside(ballot)[0])
     # In a tie the smaller side stands on the right-hand side of the comparison, accused of nothing.
     aside = _aside(ballot)
     place = (history, scope, comparison.lane, comparison.index, stands)
     found, is_split = _suspects(place, ballot, aside)
     trigger = found[0].trigger if found else None
-    kind, call = _call(kind, stands, ballot.majority[0], aside[0])
+    meetings = frozenset(one.name for one in history.kinds.values() if one.role == "meeting")
+    kind, call = _call(kind, stands, ballot.majority[0], aside[0], meetings)
     level, reason = _confidence(history, ballot, found, told, is_split=is_split)
     if comparison.index == comparison.start > 0:
         # They may have come apart earlier, in what the ring no longer has.
@@ -182,15 +204,23 @@ def in_causal_order(found: Sequence[Divergence]) -> list[Divergence]:
                 return signs.pop()
         return (one.order > two.order) - (one.order < two.order)
 
-    # The stable sort leaves the widest scope with a named rank in front among equals.
-    ranked = sorted(found, key=lambda one: (not one.finding.culprit, -len(one.scope.ranks), one.order))
+    # The stable sort leaves the widest scope with a vote in front among equals.
+    ranked = sorted(
+        found,
+        key=lambda one: (not one.is_voted, -len(one.scope.ranks), not one.finding.culprit, one.order),
+    )
     ordered: list[Divergence] = []
     for one in sorted(ranked, key=cmp_to_key(compare)):
         is_seen = any(
             one.lane == kept.lane and any(kept.at.get(rank) == place for rank, place in one.at.items())
             for kept in ordered
         )
-        if not is_seen:
+        settled = [number for number, kept in enumerate(ordered) if one.settles(kept)]
+        if settled:
+            ordered[settled[0]] = one
+            for number in reversed(settled[1:]):
+                del ordered[number]
+        elif not is_seen:
             ordered.append(one)
     return ordered
 
@@ -218,18 +248,37 @@ def _kind(
         return [key_of(record, scope) for record in (stand.record, *stand.after) if record is not None]
 
     meetings = frozenset(kind.name for kind in history.kinds.values() if kind.role == "meeting")
-    return classify(keys(reference), keys(odd), meetings)
+
+    def shape(key: Key) -> Key:
+        """What a call is about, without the counters that shift where one is left out."""
+        names = scope.fields[key[0]]
+        about = [
+            value
+            for name, value in zip(names, key[2:], strict=True)
+            if name in ABOUT or (key[0] in meetings and isinstance(value, str))
+        ]
+        return (*key[:2], *about)
+
+    return classify(keys(reference), keys(odd), meetings, shape)
 
 
 def _call(
-    kind: DivergenceKind, stands: Mapping[int, Stand], reference: int, odd: int
+    kind: DivergenceKind,
+    stands: Mapping[int, Stand],
+    reference: int,
+    odd: int,
+    meetings: frozenset[str],
 ) -> tuple[DivergenceKind, str]:
     """The call to name: the one with two results, the one too many, or the one that all are inside of.
 
     Where the order differs, the odd rank's record is that call with another value or at another place if
-    the others make it a little later, and one too many if they don't.
+    the others make it a little later, and one too many if they don't. Where the others hang inside of a call
+    that it did not make, what they would have done next is not known: that call is missing.
     """
     here, there = stands[reference].record, stands[odd].record
+    if kind in ("order", "collective") and _hangs_inside(stands[reference], stands[odd], meetings):
+        assert here is not None
+        return "missing", str(here["kind"])
     if kind == "extra" and there is not None:
         return kind, str(there["kind"])
     own = str((here or there or {"kind": "?"})["kind"])
@@ -240,6 +289,18 @@ def _call(
         return ("order" if any(_is_same_call(there, one) for one in later) else "extra"), str(there["kind"])
     open_call = stands[reference].open_call
     return kind, str(open_call["kind"]) if open_call is not None else own
+
+
+def _hangs_inside(stand: Stand, odd: Stand, meetings: frozenset[str]) -> bool:
+    """Whether a rank's record is a call in whose meeting it hangs, and the odd rank never made that call."""
+    here, there = stand.record, odd.record
+    if here is None or there is None or here.get("phase") != "call" or stand.lane.outcome != "hung":
+        return False
+    if not stand.after or stand.after[-1]["kind"] not in meetings or stand.after[-1].get("phase") != "enter":
+        return False
+    is_open = not any(one["kind"] == here["kind"] and one.get("phase") == "return" for one in stand.after)
+    made = [one for one in (there, *odd.after) if one["step"] == here["step"]]
+    return is_open and not any(_is_same_call(here, one) for one in made)
 
 
 def _is_same_call(one: Record, two: Record) -> bool:

@@ -98,6 +98,7 @@ def stalled(history: History, stall: Stall) -> Finding:
     """A run that hung although its decisions agree as far as they go."""
     if not stall.waits:
         return _frozen(history, stall)
+    stall = stall.lasting()
     if not any(wait.absent for wait in stall.waits):
         return _all_joined(stall)
     wait = next(wait for wait in stall.waits if wait.absent)
@@ -115,7 +116,7 @@ def stalled(history: History, stall: Stall) -> Finding:
     if in_circle and not is_crowd:
         return _circle(history, stall, wait, at_root)
     if not accused and (lost := at_root - history.heard):
-        return _unheard(history, stall, next(one for one in stall.waits if lost & set(one.absent)))
+        return _unheard(history, stall, next((one for one in stall.waits if lost & _needed(one)), wait))
     if not accused:
         return _nobody_left(history, stall, wait)
     culprit = tuple(sorted(accused))
@@ -185,7 +186,7 @@ def _all_joined(stall: Stall) -> Finding:
 
 def _unheard(history: History, stall: Stall, wait: Wait) -> Finding:
     """Nobody who was waited for can be asked: no log, or one that ends before."""
-    lost = tuple(rank for rank in wait.absent if rank not in history.heard)
+    lost = tuple(rank for rank in sorted(_needed(wait)) if rank not in history.heard)
     return Finding(
         "undetermined",
         20,
@@ -237,6 +238,11 @@ def _nobody_left(history: History, stall: Stall, wait: Wait) -> Finding:
         ("the logs alone do not say who is right",),
         **_sides(history, stall, wait, (), {*wait.ranks, *wait.absent}),
     )
+
+
+def _needed(wait: Wait) -> set[int]:
+    """Ranks without which a wait does not end."""
+    return {rank for rank, _lane in wait.missed}
 
 
 def _missed(stall: Stall, culprit: Sequence[int]) -> Wait:

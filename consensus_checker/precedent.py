@@ -25,6 +25,8 @@ from tracer.record import Record
 
 # Precedents it takes to name the novel side, or to say that a majority is wrong.
 PRECEDENTS_MIN = 3
+# Which decision comes next is much a matter of chance: without a meeting on either side it takes more.
+DECISIONS_MIN = 8
 # To take back the accusation of a rank that entered a meeting, as everybody had before, one is enough:
 # which meetings a program enters is less a matter of chance than which decision comes next.
 MEETINGS_MIN = 1
@@ -39,7 +41,8 @@ class Precedent:
     Attributes:
         follows, novel: the two sides.
         count: how often the agreed history has what `follows` does.
-        usual: what that is, in words.
+        usual: what that is, in words; is_meeting: whether it is a meeting.
+        is_at_meeting: whether one of the two sides is at one.
     """
 
     follows: tuple[int, ...]
@@ -48,6 +51,7 @@ class Precedent:
     after: str
     usual: str
     is_meeting: bool
+    is_at_meeting: bool = True
 
     @property
     def text(self) -> str:
@@ -90,6 +94,7 @@ def find_precedent(
     at = 0 if found[0] else 1
     usual = shapes[at]
     assert usual is not None
+    roles = {history.kinds[shape[0]].role for shape in shapes if shape is not None}
     return Precedent(
         tuple((one, two)[at]),
         tuple((two, one)[at]),
@@ -97,20 +102,26 @@ def find_precedent(
         _words(after),
         _words(usual),
         history.kinds[usual[0]].role == "meeting",
+        "meeting" in roles,
     )
 
 
-def weigh(ballot: Vote, told: Precedent | None) -> tuple[Vote, bool]:
-    """The vote in the light of a precedent, and whether the two contradict each other."""
+def weigh(ballot: Vote, told: Precedent | None, *, is_widest: bool) -> tuple[Vote, bool]:
+    """The vote in the light of a precedent, and whether the two contradict each other.
+
+    What decision comes next is seen by every scope that the ranks are in: the vote of the widest goes
+    before any precedent, and of a part of it no precedent of decisions alone speaks.
+    """
     if told is None or ballot.is_led:
         return ballot, False
     if ballot.odd:
         contradicts = told.novel == ballot.majority
         enough = MEETINGS_MIN if told.is_meeting else PRECEDENTS_MIN
-        if contradicts and told.count >= enough:
+        if contradicts and told.count >= enough and (told.is_at_meeting or not is_widest):
             return replace(ballot, odd=(), is_sure=False), True
         return ballot, False
-    if len(ballot.sides) == 2 and told.count >= PRECEDENTS_MIN:
+    enough = PRECEDENTS_MIN if told.is_at_meeting else DECISIONS_MIN
+    if len(ballot.sides) == 2 and told.count >= enough and (told.is_at_meeting or is_widest):
         return replace(ballot, majority=told.follows, odd=told.novel), False
     return ballot, False
 

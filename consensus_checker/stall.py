@@ -33,6 +33,12 @@ from tracer.record import BACKEND, MAIN_LANE, Record
 # A lane of a rank.
 Node = tuple[int, str]
 NS_PER_S = 1_000_000_000
+# A run whose oldest wait is older than this hung for a while before it was cut. Waits younger than a tenth
+# of that one are where lanes that went on happened to stand at the cut.
+LASTING_MIN_NS = NS_PER_S
+MOMENTARY_PARTS = 10
+# A lane may be silent because it is in that very wait: then its trailer came long after its last record.
+SILENT_PARTS = 2
 PAIRWISE = ("send", "recv", "receive", "isend", "irecv")
 
 
@@ -77,6 +83,7 @@ class Wait:
     Attributes:
         enters: rank -> its open `enter` record.
         gone: members that have left this very call.
+        lost: members that came, and whose log was cut: they may have died in it.
         mismatch: fields in which the members that did enter this call differ.
     """
 
@@ -88,6 +95,7 @@ class Wait:
     absent: tuple[int, ...]
     gone: tuple[int, ...]
     mismatch: tuple[str, ...]
+    lost: tuple[int, ...] = ()
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -95,7 +103,12 @@ class Wait:
 
     @property
     def parties(self) -> frozenset[int]:
-        return frozenset((*self.enters, *self.absent))
+        """Whoever can still end it: a message has two ends, whether or not the other one has come."""
+        return frozenset((*self.enters, *self.absent, *(self.members if self.is_message else self.lost)))
+
+    @property
+    def is_message(self) -> bool:
+        return _peer(self.first) is not None
 
     @property
     def lane(self) -> str:
@@ -108,13 +121,23 @@ class Wait:
 
     @property
     def missed(self) -> tuple[Node, ...]:
-        """The lanes that have not come."""
-        return tuple((rank, self.lane) for rank in self.absent)
+        """The lanes that have not come, or of which nobody knows whether they still are in it."""
+        return tuple((rank, self.lane) for rank in (*self.absent, *self.lost))
 
     def without(self, ranks: Sequence[int]) -> Wait | None:
         """The same wait as the other ranks see it; None if none of them is in it."""
         enters = {rank: record for rank, record in self.enters.items() if rank not in ranks}
         return replace(self, enters=enters) if enters else None
+
+    def age(self, ends: Mapping[int, int]) -> int:
+        """How long the longest of them has waited, up to the last word of its rank."""
+        return max(_age(record, ends.get(rank)) for rank, record in self.enters.items())
+
+    @property
+    def silence(self) -> int:
+        """How long after they came their logs were closed; 0 where no trailer says."""
+        ends = {rank: (lane.source.trailer or {}).get("time_ns") for rank, lane in self.lanes.items()}
+        return max(_age(record, ends[rank]) for rank, record in self.enters.items())
 
     @property
     def first(self) -> Record:
@@ -155,6 +178,39 @@ class Stall:
         """Lanes at the root that somebody waits for."""
         targets = {node for nodes in self.edges.values() for node in nodes}
         return frozenset(node for group in self.roots for node in group if node in targets)
+
+    def lasting(self) -> Stall:
+        """The same without the waits that were momentary, where another had lasted: see `LASTING_MIN_NS`.
+
+        Every age is told by the clock of the rank that waits, up to its last record: no two clocks are
+        compared. Of several roots those that have been in the backend for as long go before the others.
+        """
+        ends = {rank: max(times) for rank, times in self._times().items()}
+        ages = {id(wait): wait.age(ends) for wait in self.waits}
+        oldest = max(ages.values(), default=0)
+        if oldest <= LASTING_MIN_NS:
+            return self
+        kept = tuple(
+            wait
+            for wait in self.waits
+            if ages[id(wait)] * MOMENTARY_PARTS >= oldest or wait.silence * SILENT_PARTS >= oldest
+        )
+        found = Stall.of(self.standings, kept)
+        stuck = {
+            one.node
+            for one in self.standings
+            if one.is_in_backend and _age(one.last, ends.get(one.rank)) * MOMENTARY_PARTS >= oldest
+        }
+        preferred = tuple(group for group in found.roots if stuck & set(group) & found.blamed)
+        return replace(found, roots=preferred) if preferred else found
+
+    def _times(self) -> dict[int, list[int]]:
+        """Rank -> when its lanes wrote their last records."""
+        found: dict[int, list[int]] = {}
+        for one in self.standings:
+            if one.last is not None and type(time := one.last.get("time_ns")) is int:
+                found.setdefault(one.rank, []).append(time)
+        return found
 
     def split(self, ranks: Sequence[int]) -> tuple[Stall, Stall]:
         """The waits that have to do with `ranks`, directly or through other waits; and the rest."""
@@ -202,6 +258,12 @@ class Stall:
         at_root = [lane for member, lane in sorted(self.blamed) if member == rank]
         stuck = [one.lane.name for one in self.in_backend((rank,))]
         return tuple(dict.fromkeys([*missed[:1], *at_root] or stuck or [MAIN_LANE]))
+
+
+def _age(record: Record | None, end: Any) -> int:
+    """Nanoseconds from a record to a later time of the same clock; 0 where one of them says none."""
+    begin = None if record is None else record.get("time_ns")
+    return end - begin if type(begin) is int and type(end) is int else 0
 
 
 def _edges(standings: tuple[Standing, ...], waits: Sequence[Wait]) -> dict[Node, frozenset[Node]]:
@@ -362,7 +424,8 @@ def _wait(
     }
     mismatch = _differing(same, ("op", "numel", "purpose"))
     members = tuple(sorted(known))
-    return Wait(group, group_seq, members, enters, lanes, absent, tuple(sorted(gone)), mismatch)
+    lost = tuple(rank for rank, lane in sorted(lanes.items()) if lane.outcome is None)
+    return Wait(group, group_seq, members, enters, lanes, absent, tuple(sorted(gone)), mismatch, lost)
 
 
 def _wait_for_peer(
@@ -384,7 +447,10 @@ def _wait_for_peer(
     mismatch = _differing(same, ("numel", "purpose"))
     members = tuple(sorted({own.rank, peer}))
     absent = () if came else (peer,)
-    return Wait(group, group_seq, members, {own.rank: record}, {own.rank: own.lane}, absent, (), mismatch)
+    # What it sent may never have left it.
+    lost = (peer,) if came and all(standing.lane.outcome is None for standing in came) else ()
+    enters, lanes = {own.rank: record}, {own.rank: own.lane}
+    return Wait(group, group_seq, members, enters, lanes, absent, (), mismatch, lost)
 
 
 def _differing(records: Sequence[Record], names: Sequence[str]) -> tuple[str, ...]:

@@ -123,9 +123,32 @@ def _readings(
     here = [stands[rank].record for rank in ranks]
     calls = [stands[rank].open_call for rank in ranks]
     decisions = [stands[rank].last_decision for rank in ranks]
-    readings = _facts(history, scope, ranks, here, is_here=True)
-    readings += _facts(history, scope, ranks, calls)
-    return readings or _facts(history, scope, ranks, decisions, is_earlier=True)
+    differing = _differing(scope, here)
+    first = here[0] or {}
+    led = frozenset(history.kinds[first["kind"]].led if first.get("kind") in history.kinds else ())
+    if led and "phase" in first and not differing <= led:
+        # State that differs when the leader's count is taken was decided earlier.
+        return []
+    readings = _facts(history, scope, ranks, here, is_here=True, differing=differing)
+    readings += _facts(history, scope, ranks, calls, differing=differing)
+    return readings or _facts(history, scope, ranks, decisions, is_earlier=True, differing=differing)
+
+
+def _counted(history: History) -> frozenset[str]:
+    """Facts of which a leader makes its count, wherever they are written: they explain nothing but that."""
+    kinds = history.kinds.values()
+    needed = {fact for kind in kinds for fact in kind.needs}
+    return frozenset(fact for kind in kinds if kind.led for fact in kind.local) - needed
+
+
+def _differing(scope: Scope, records: Sequence[Record | None]) -> frozenset[str]:
+    """Compared fields in which records of one kind and phase differ; empty where they are different calls."""
+    found = [record for record in records if record is not None]
+    if len(found) < len(records) or len({(record["kind"], record.get("phase")) for record in found}) > 1:
+        return frozenset()
+    fields = [compared_fields(record, scope) for record in found]
+    names = frozenset(name for own in fields for name in own)
+    return frozenset(name for name in names if len({repr(own.get(name)) for own in fields}) > 1)
 
 
 def _facts(
@@ -136,6 +159,7 @@ def _facts(
     *,
     is_here: bool = False,
     is_earlier: bool = False,
+    differing: frozenset[str] = frozenset(),
 ) -> list[Reading]:
     records = [record for record in found if record is not None]
     if len(records) < len(ranks):
@@ -144,6 +168,9 @@ def _facts(
     declared = history.kinds.get(kind)
     if declared is None or any((record["kind"], record.get("phase")) != (kind, phase) for record in records):
         return []
+    if phase == "call" and declared.led and not differing <= frozenset(declared.led):
+        # What was ready when the call began is what the leader's count is made of, and nothing else.
+        return []
     results: dict[int, Any] | None = None
     if declared.result is not None:
         results = {rank: record.get(declared.result) for rank, record in zip(ranks, records, strict=True)}
@@ -151,8 +178,9 @@ def _facts(
         compared_fields(record, scope) != compared_fields(records[0], scope) for record in records
     )
     readings = []
+    counted = _counted(history) if not differing <= frozenset(declared.led) else frozenset()
     for fact in declared.local:
-        if all(fact in record for record in records):
+        if fact not in counted and all(fact in record for record in records):
             need_field = declared.needs.get(fact) if is_needed else None
             # Who declines may write that it took 0: the need is what the others wrote.
             needs = [record[need_field] for record in records if need_field in record] if need_field else []

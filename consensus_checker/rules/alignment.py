@@ -9,7 +9,7 @@ order        anything else
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from consensus_checker.finding import DivergenceKind
 from consensus_checker.rules.agreement import Key
@@ -20,10 +20,21 @@ CALL_RECORDS_MAX = 8
 ALIKE = 3
 
 
-def classify(majority: Sequence[Key], odd: Sequence[Key], meetings: frozenset[str]) -> DivergenceKind:
+def _whole(key: Key) -> Key:
+    return key
+
+
+def classify(
+    majority: Sequence[Key],
+    odd: Sequence[Key],
+    meetings: frozenset[str],
+    shape: Callable[[Key], Key] = _whole,
+) -> DivergenceKind:
     """Compare two sequences that start at the first difference.
 
     Args:
+        shape: a key without what shifts where a call is left out, such as counters; two sequences go on
+            alike if their shapes do.
         majority, odd: keys from the difference on; empty when the lane was closed there.
         meetings: kinds with role `meeting`.
     """
@@ -38,12 +49,15 @@ def classify(majority: Sequence[Key], odd: Sequence[Key], meetings: frozenset[st
         if is_meeting:
             return "collective"
         shifts = (_skip(majority, odd, same_kind=True), _skip(odd, majority, same_kind=True))
-        if shifts == (None, None):
+        if shifts == (None, None) and (shape is _whole or shape(here) == shape(there)):
             return "value"
+    majority, odd = [shape(key) for key in majority], [shape(key) for key in odd]
     if here[0] not in meetings and _skip(majority, odd, same_kind=False) is not None:
         return "missing"
     if there[0] not in meetings and _skip(odd, majority, same_kind=False) is not None:
         return "extra"
+    if here[:2] == there[:2] and not is_meeting:
+        return "value"
     return "collective" if is_meeting else "order"
 
 

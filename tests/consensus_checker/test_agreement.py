@@ -270,3 +270,26 @@ def test_values_of_several_odd_ranks_are_each_told() -> None:
     text = "0 match:r1=64\n1 match:r1=64\n2 match:r1=64\n3 match:r1=0\n4 match:r1=32"
     finding = check(history(text)).finding
     assert finding.summary.endswith("tokens 0 on rank 3, 32 on rank 4 instead of 64")
+
+
+def test_a_call_in_which_the_others_hang_is_missing_and_not_what_came_instead_extra() -> None:
+    text = "\n".join(
+        f"{rank}  match:r1=1 | " + ("admit:r1=1 main! #hung" if rank == 1 else "round? events! #hung")
+        for rank in range(4)
+    )
+    finding = check(history(text)).finding
+    assert finding.first_divergence is not None
+    assert (finding.culprit, finding.first_divergence.kind, finding.first_divergence.call) == (
+        (1,),
+        "missing",
+        "event_round",
+    )
+
+
+def test_counters_that_shift_do_not_hide_that_a_call_was_left_out() -> None:
+    # `tokens` of what follows counts the calls before it, as an op's number does.
+    good = "match:r1=1 submit:r1=1 abort:r2=2 submit:r2=2 abort:r3=3 submit:r3=3 round? events! #hung"
+    bad = "match:r1=1 abort:r2=1 submit:r2=1 abort:r3=2 submit:r3=2 round? events! #hung"
+    finding = check(history(f"0 {good}\n1 {good}\n2 {bad}")).finding
+    assert finding.first_divergence is not None
+    assert (finding.first_divergence.kind, finding.first_divergence.call) == ("missing", "prefetch_submit")

@@ -83,3 +83,62 @@ def test_a_killed_rank_in_another_replica_is_another_finding() -> None:
     text = "0 match:r1=64\n1 match:r1=0\n2 match:r9=64 events! #stopped\n3 match:r9=64 #killed"
     verdict = check(lanes(text, dp=2))
     assert [finding.code for finding in (verdict.finding, *verdict.findings)] == [10, 14]
+
+
+WAITED = "0 match:r1=64 events! #killed\n1 match:r1=64 events! #stopped\n2 match:r1=64 #stopped"
+
+
+def test_a_single_killed_rank_is_named_wherever_it_stood() -> None:
+    assert named(WAITED) == ("dead", 14, (0,), (), "high")
+
+
+def test_a_single_killed_rank_that_waited_for_one_that_hung_is_not_named() -> None:
+    assert named(WAITED.replace("#stopped", "#hung"))[2:] == ((), (0,), "undetermined")
+
+
+def test_only_the_lane_that_decides_says_that_a_killed_rank_still_waited() -> None:
+    text = """
+        0           match:r1=64 events! #stopped
+        0/prefetch  state:idle #stopped
+        1           match:r1=64 events! #killed
+        1/prefetch  state:idle #killed
+        2           match:r1=64 #killed
+        2/prefetch  hits! #killed
+    """
+    assert named(text)[:4] == ("dead", 14, (2,), (1,))
+
+
+def test_whoever_waits_for_a_dead_rank_through_others_is_a_victim_too() -> None:
+    # Ranks 2 and 3 are the second stage: 3 waits for 2, and 2 for what the dead rank 0 has sent.
+    text = """
+        0  match:r1=64 send>2! send>2. #killed
+        1  match:r1=64 send>3! send>3. events! #hung
+        2  match:r1=64 recv<0! #hung
+        3  match:r1=64 recv<1! recv<1. main! #hung
+    """
+    verdict = check(lanes(text, pp=2))
+    assert (verdict.finding.kind, verdict.finding.culprit) == ("dead", (0,))
+    assert verdict.finding.victims == (1, 2, 3)
+    assert {entry.supports for entry in verdict.finding.evidence} == {
+        "culprit 0",
+        "victim 1",
+        "victim 2",
+        "victim 3",
+    }
+    assert verdict.findings == ()
+
+
+def test_a_crash_begins_with_the_lane_that_the_error_ended() -> None:
+    text = """
+        0      match:r1=64 events! #stopped
+        1      match:r1=64 events! #stopped
+        1/io   state:backend=5 | state:idle #crashed
+        0/io   state:idle #stopped
+    """
+    finding = finding_of(text)
+    assert (finding.rule, finding.victims) == ("crashed", (1,))
+    assert finding.summary == "rank 1 stopped on an error in its io lane, step 1"
+    assert finding.victim is not None
+    assert finding.victim.where == "crash, io lane of rank 1"
+    (entry,) = finding.evidence
+    assert (entry.file, entry.record) == ("rank0001.io.000.jsonl", 2)

@@ -84,6 +84,52 @@ def test_how_long_a_lane_is_in_a_store_is_told_by_its_own_ranks_clock() -> None:
     assert "in the backend with op 1 for 3.2 s" in check(found).finding.summary
 
 
+# As above, with schedulers that went on until the run was cut: rank 0's stands outside of any meeting.
+TURNING = """
+    0            match:r1=1 | events! events. poll:r1=wait #hung
+    0/io         state:idle #hung
+    0/sync       state:collective=1 progress! #hung
+    1            match:r1=1 | events! events. poll:r1=wait main! #hung
+    1/io         state:backend=7 #hung
+    1/sync       state:idle #hung
+    2            match:r1=1 | events! events. poll:r1=wait main! #hung
+    2/io         state:idle #hung
+    2/sync       state:collective=1 progress! #hung
+"""
+
+
+def turning(text: str, *, end_s: float, silent_s: float = 0.0) -> Finding:
+    """The finding where all lanes but the schedulers stood still from 1 s on, and these until `end_s`."""
+    found = lanes(text)
+    for lane in found:
+        is_late = lane.lane == "scheduler"
+        for record in lane.entries:
+            record["time_ns"] = int((end_s if is_late else 1.0) * 1e9)  # type: ignore[index]
+        assert lane.trailer is not None
+        lane.trailer["time_ns"] = int((end_s + silent_s) * 1e9)  # type: ignore[index]
+    return check(found).finding
+
+
+def test_where_a_lane_that_went_on_stands_at_the_cut_is_no_root() -> None:
+    finding = turning(TURNING, end_s=9.2)
+    assert (finding.code, finding.culprit, finding.victims, finding.level) == (11, (1,), (0, 2), "high")
+    assert finding.summary == (
+        "rank 1 did not join all_reduce tp0/progress #0 "
+        "(its sync lane is idle, its io lane is in the backend with op 7 for 8.2 s)"
+    )
+
+
+def test_a_young_wait_of_a_rank_that_was_silent_since_is_none_of_a_moment() -> None:
+    # By its trailer, rank 1 may have stood in that meeting for half of the time or longer.
+    assert turning(TURNING, end_s=9.2, silent_s=5.0).culprit == (1,)
+    free = TURNING.replace("state:backend=7", "state:idle")
+    assert turning(free, end_s=9.2, silent_s=5.0).culprit == (0,)
+
+
+def test_short_waits_alone_tell_no_lane_from_another() -> None:
+    assert turning(TURNING, end_s=1.5).culprit == (0, 1)
+
+
 def test_idle_lanes_that_were_stopped_can_be_asked_where_they_are() -> None:
     text = STUCK.replace("read:1=2 state:idle #hung", "read:1=2 state:idle #stopped")
     finding = finding_of(text.replace("2/sync       state:idle #hung", "2/sync       state:idle #stopped"))

@@ -90,3 +90,37 @@ def test_a_meeting_of_one_purpose_by_another_operation_is_another_shape() -> Non
         (1,),
         ("tie 1:1", "precedent 4 rounds", "no local fact in the log explains it"),
     )
+
+
+POLLED = "finish:r9=1 admit:r1=1 | "
+# Polled, as never before after a finish, which three ranks of four do.
+POLLS = "finish:r9=1 poll:r1=wait admit:r1=1 match:r8=1"
+ADMITS = "finish:r9=1 admit:r1=1 match:r8=1"
+
+
+def test_a_vote_of_the_replica_goes_before_a_precedent_in_one_stage() -> None:
+    text = "\n".join(f"{rank}  {POLLED * 3}{last}" for rank, last in enumerate((POLLS, POLLS, POLLS, ADMITS)))
+    verdict = check(history(text, pp=2))
+    finding = verdict.finding
+    assert finding.first_divergence is not None
+    assert (finding.culprit, finding.first_divergence.scope, finding.basis[:2]) == (
+        (3,),
+        "dp0",
+        ("majority 3/4", "precedent 3 rounds against it"),
+    )
+    assert verdict.findings == ()
+
+
+def test_which_decision_came_next_before_accuses_nobody_in_a_tie_of_two() -> None:
+    text = "\n".join(f"{rank}  {POLLED * 3}{last}" for rank, last in enumerate((POLLS, ADMITS)))
+    assert check(history(text)).finding.culprit == ()
+
+
+def test_a_tie_in_a_stage_is_settled_by_the_replicas_vote_in_the_same_step() -> None:
+    # The second stage alone compares meetings, and sees rank 2 part first.
+    good = "match:r1=1 | main! main. events! events. match:r2=1 | match:r3=1"
+    bad = "match:r1=1 | events! events. match:r2=0 | match:r3=1"
+    text = f"0 {good}\n1 {good}\n2 {bad}\n3 {good}"
+    verdict = check(history(text, pp=2))
+    assert (verdict.finding.culprit, verdict.finding.basis[0]) == ((2,), "majority 3/4")
+    assert [finding.culprit for finding in verdict.findings] == []

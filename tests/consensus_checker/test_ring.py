@@ -40,8 +40,10 @@ def test_what_rings_have_kept_is_consistent_where_all_of_it_could_be_compared() 
     assert (verdict.kind, verdict.code) == ("consistent", 0)
     assert verdict.coverage.compared_from == {"dp0 scheduler": 24}
     assert verdict.finding.summary == (
-        "no rank diverged: 96 calls compared on 3 ranks, of ranks 0-2 only what a ring has kept"
+        "no rank diverged: 96 calls compared on 3 ranks, of ranks 0-2 only what a ring has kept: "
+        "dp0 scheduler from call 24 on"
     )
+    assert verdict.finding.level == "medium"
     assert verdict.to_json()["coverage"]["dropped_up_to"] == {
         "0": {"scheduler": 27},
         "1": {"scheduler": 28},

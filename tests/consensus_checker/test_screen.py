@@ -71,8 +71,8 @@ def test_a_ring_that_agrees_says_from_where_it_was_compared() -> None:
     told = History.of(ring(lanes(text), {0: 20, 1: 21}))
     assert first_screen(check(told, path="runs/last"), told) == [
         "CONSISTENT  no rank diverged: 19 calls compared on 2 ranks, of ranks 0-1 only",
-        "          what a ring has kept",
-        "          confidence high | coverage 2/2",
+        "          what a ring has kept: dp0 scheduler from call 21 on",
+        "          confidence medium | coverage 2/2",
         "          (all logs complete at their end)",
         "",
         "  unsure  of ranks 0-1 the oldest records are gone, a ring has dropped them",

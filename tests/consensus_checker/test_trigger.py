@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from consensus_checker.check import check
 from consensus_checker.finding import Finding
-from tests.support.history import history
+from tests.support.history import history, lanes
 
 
 def finding_of(text: str) -> Finding:
@@ -176,3 +178,24 @@ def test_each_odd_side_has_its_own_fact() -> None:
     assert [entry.summary for entry in finding.alternatives] == [
         "host_pages_free was 9 on rank 4 and 5 on ranks 0-2"
     ]
+
+
+def test_what_was_ready_when_a_call_began_explains_only_what_the_leader_decides() -> None:
+    good = "round?{writes_done=1} round=1:7"
+    past = "round?{writes_done=1} round=1:2 " * 9
+    queued = with_past(past, good, good, good.replace("=1}", "=0}").replace("1:7", "1:8"))
+    assert (queued.culprit, queued.trigger) == ((2,), None)
+    agreed = with_past(past, good, good, good.replace("=1}", "=0}").replace("1:7", "0:7"))
+    assert agreed.trigger is not None
+    assert agreed.trigger.fact == "writes_done"
+
+
+def test_what_a_leader_counts_explains_no_other_decision_that_wrote_it_down() -> None:
+    drawn = lanes("\n".join(f"{rank}  match:r0=1 | match:r1={value}" for rank, value in enumerate((1, 1, 2))))
+    kinds = {**drawn[0].kinds, "match": replace(drawn[0].kinds["match"], local=("writes_done",))}
+    for lane in drawn:
+        lane.header["kinds"]["match"]["local"] = ["writes_done"]
+        for record in lane.entries:
+            record["writes_done"] = int(lane.rank == 2 and record["rid"] == "r1")  # type: ignore[index]
+    finding = check([replace(lane, kinds=kinds) for lane in drawn]).finding
+    assert (finding.culprit, finding.trigger) == ((2,), None)
