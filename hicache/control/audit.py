@@ -26,7 +26,6 @@ def audit(cache: Cache, probes: Probes) -> None:
 
 
 def _assert_nothing_is_held(cache: Cache) -> None:
-    assert cache.tree.host_locks == 0, f"{cache.tree.host_locks} host locks are held at the end"
     for node in cache.tree.walk():
         held = node.lock_count or node.host_lock_count or node.write_pending
         assert not held, (
@@ -38,6 +37,7 @@ def _assert_nothing_is_held(cache: Cache) -> None:
             assert slots is None or len(slots) == node.page_count, (
                 f"{node}: {len(slots or ())} {tier} slots for {node.page_count} pages"
             )
+    assert cache.tree.host_locks == 0, f"{cache.tree.host_locks} host locks are held at the end"
 
 
 def _balance(pool: str, memory: Memory, room: Room, used: int) -> tuple[int | None, int | None]:

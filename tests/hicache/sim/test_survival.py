@@ -27,6 +27,9 @@ from tests.support.invariants import assert_invariants
 from tests.support.runs import agentic_plan, verdict
 from tests.support.survival import PREFETCH_POLICIES, TOPOLOGIES, TROUBLES, WRITE_POLICIES, survive, world
 
+# The last tests look again at worlds that the first have run; one process has them all.
+pytestmark = pytest.mark.xdist_group("survival")
+
 ROOT = Path(__file__).parents[3]
 SEEDS = range(1, 6)
 WORLDS = [
