@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from functools import cache
 from keyword import iskeyword
 from typing import Any
 
@@ -109,10 +110,8 @@ class Tracer:
         assert not unknown, f"kind {kind.name}: {sorted(unknown)} are not among its fields {kind.fields}"
         if not self.is_on:
             return silent
-        namespace: dict[str, Any] = {}
-        is_counted = self._counts is not None
-        exec(_source(kind.name, phase, names, is_counted=is_counted), namespace)
-        emit: Emit = namespace["bind"](
+        bind = _compiled(kind.name, phase, names, is_counted=self._counts is not None)
+        emit: Emit = bind(
             self,
             self._encode,
             self._sink.write,
@@ -183,6 +182,15 @@ def demand_plain(values: Sequence[Any]) -> None:
             demand_plain((value.value,))
         else:
             raise TypeError(f"{kind.__name__} is not a plain value")
+
+
+@cache
+def _compiled(name: str, phase: str, names: tuple[str, ...], *, is_counted: bool) -> Callable[..., Emit]:
+    """The function that binds an emitter to its tracer; compiled once, as many lanes write the same kinds."""
+    namespace: dict[str, Any] = {}
+    exec(_source(name, phase, names, is_counted=is_counted), namespace)
+    bind: Callable[..., Emit] = namespace["bind"]
+    return bind
 
 
 def _source(name: str, phase: str, names: Sequence[str], *, is_counted: bool) -> str:

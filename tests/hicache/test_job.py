@@ -93,7 +93,7 @@ def test_the_rank_that_is_quoted_is_not_one_that_only_lost_another() -> None:
 def test_a_summary_says_of_every_rank_how_it_ended(tmp_path: Path) -> None:
     found = {0: Ending(0, "hung", "", "all_reduce tp0/main #7", steps=9, served=4), 1: Ending(1, "stopped")}
     plan = SPEC.plan()
-    assert write_summary(tmp_path, plan, result_of(plan, found), mode="gloo") == ""
+    assert write_summary(tmp_path, plan, result_of(plan, found), trace="full", mode="gloo") == ""
     summary = json.loads((tmp_path / "run.json").read_text())
     assert (summary["mode"], summary["outcome"], summary["ranks"]) == (
         "gloo",
@@ -107,7 +107,7 @@ def test_a_summary_says_of_every_rank_how_it_ended(tmp_path: Path) -> None:
 
 def test_a_summary_that_can_not_be_written_is_told(tmp_path: Path) -> None:
     plan = SPEC.plan()
-    said = write_summary(tmp_path / "nope", plan, result_of(plan, endings("completed")))
+    said = write_summary(tmp_path / "nope", plan, result_of(plan, endings("completed")), trace="full")
     assert said == f"{tmp_path / 'nope' / 'run.json'} was not written: No such file or directory"
 
 
