@@ -33,8 +33,9 @@ def writing(out: Path) -> Iterator[BinaryIO]:
             return
         part = target.with_name(f".hicache-{os.getpid()}.part")
         mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
+            # Inside: an interrupt may come right after the file is there. The name is this process's own.
+            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             with os.fdopen(fd, "wb") as stream:
                 yield stream
             if mode is not None:
