@@ -66,6 +66,10 @@ class Active:
         """Who a prefetch is for: a retracted request is another one."""
         return self.request.rid, self.attempt
 
+    def usable_pages(self, page_tokens: int) -> int:
+        """Pages of its prompt that may come from a cache: at least one token must be computed."""
+        return (self.prompt_tokens - 1) // page_tokens
+
     @property
     def prompt_tokens(self) -> int:
         """Tokens of `tokens` that its prefill has to have on the device."""

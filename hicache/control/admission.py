@@ -103,7 +103,7 @@ class Admission:
         """Decide on one request; if it is admitted, lock and load what it reads."""
         cache = self._cache
         # At least one token must be computed: its hidden state is what the answer starts from.
-        page_limit = (active.prompt_tokens - 1) // self._page_tokens
+        page_limit = active.usable_pages(self._page_tokens)
         match = cache.match(active, page_limit, "admit")
         if cache.prefetches is not None and cache.prefetches.is_lost(active, match):
             return "lost"

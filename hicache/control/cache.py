@@ -122,7 +122,7 @@ class Cache:
         self._pause = pause
         if prefetches is not None:
             prefetches.bind(
-                self.apply, lambda active: self.match(active, self.usable_pages(active), "submit")
+                self.apply, lambda active: self.match(active, active.usable_pages(self.page_tokens), "submit")
             )
 
     # Facts of this rank alone, for records
@@ -143,10 +143,6 @@ class Cache:
         return self.prefetches is None or self.prefetches.is_idle
 
     # Lookup and growth
-
-    def usable_pages(self, active: Active) -> int:
-        """Pages of a prompt that may come from a cache: at least one token must be computed."""
-        return (active.prompt_tokens - 1) // self.page_tokens
 
     def match(self, active: Active, page_limit: int, purpose: Literal["submit", "admit"]) -> Match:
         """The longest usable prefix of at most `page_limit` pages; completes the request's digests."""

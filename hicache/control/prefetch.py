@@ -173,7 +173,7 @@ class Prefetches:
     def submit(self, active: Active, match: Match, *, known_end: int = 0) -> str:
         """Ask for what the tree lacks of a request's prompt; returns the outcome, a word of `OUTCOMES`."""
         matched_pages = match.device_pages + match.host_pages
-        usable_pages = (active.prompt_tokens - 1) // self._page_tokens
+        usable_pages = active.usable_pages(self._page_tokens)
         span_pages = usable_pages - matched_pages
         active.matched_pages_at_submit = matched_pages
         outcome = self._may_submit(active, match, span_pages)

@@ -212,7 +212,7 @@ class Scheduler:
         """Into the waiting queue; what the tree lacks of its prompt is asked for at once."""
         cache = self._cache
         if cache.prefetches is not None and cache.prefetches.is_attached:
-            page_limit = (active.prompt_tokens - 1) // self._page_tokens
+            page_limit = active.usable_pages(self._page_tokens)
             cache.prefetches.submit(active, cache.match(active, page_limit, "submit"))
         self._waiting.add(active)
 

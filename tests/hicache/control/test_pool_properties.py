@@ -75,7 +75,7 @@ class Play:
     def admit(self) -> None:
         bench, cache = self.bench, self.bench.cache
         active = bench.request(*self.prompt())
-        match = cache.match(active, cache.usable_pages(active), "admit")
+        match = cache.match(active, active.usable_pages(PAGE_TOKENS), "admit")
         lock = cache.lock(match.node)
         host_pages, _ = cache.load_back_size(match, None)
         if match.host_pages and not host_pages:
@@ -120,7 +120,7 @@ class Play:
     def ask(self) -> None:
         bench = self.bench
         active = bench.request(*self.prompt())
-        match = bench.cache.match(active, bench.cache.usable_pages(active), "submit")
+        match = bench.cache.match(active, active.usable_pages(PAGE_TOKENS), "submit")
         if bench.fetching.submit(active, match) == "issued":
             self.waiting.append(active)
 
