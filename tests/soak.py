@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import random
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -164,22 +166,29 @@ def sweep_books(name: str, seeds: int) -> Tally:
     return tally
 
 
+def timed(sweep: Sweep, name: str, count: int) -> Tally:
+    """Run one sweep, in a worker process."""
+    start = time.monotonic()
+    tally = sweep(name, count)
+    tally.seconds = time.monotonic() - start
+    print(f"{tally.name}: {tally.runs} runs in {tally.seconds:.0f} s", file=sys.stderr)
+    return tally
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=200)
-    seeds = parser.parse_args().seeds
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="sweeps at a time, a process each")
+    options = parser.parse_args()
+    seeds = options.seeds
     half = -(-seeds // 2)
-    sweeps: list[tuple[Sweep, str, int]] = [(sweep_scenario, name, seeds) for name in SCENARIOS]
-    sweeps += [(sweep_worlds, name, seeds) for name in TOPOLOGIES]
-    sweeps += [(sweep_survival, name, half) for name in survival.EVERY_TOPOLOGY]
+    # The longest first, so that no process is left alone with one at the end.
+    sweeps: list[tuple[Sweep, str, int]] = [(sweep_survival, name, half) for name in survival.EVERY_TOPOLOGY]
     sweeps.append((sweep_books, "dense prompts", 2 * seeds))
-    tallies = []
-    for sweep, name, count in sweeps:
-        start = time.monotonic()
-        tally = sweep(name, count)
-        tally.seconds = time.monotonic() - start
-        tallies.append(tally)
-        print(f"{tally.name}: {tally.runs} runs in {tally.seconds:.0f} s", file=sys.stderr)
+    sweeps += [(sweep_worlds, name, seeds) for name in TOPOLOGIES]
+    sweeps += [(sweep_scenario, name, seeds) for name in SCENARIOS]
+    with ProcessPoolExecutor(options.jobs) as pool:
+        tallies = list(pool.map(timed, *zip(*sweeps, strict=True)))
     failures = [failure for tally in tallies for failure in tally.failures]
     print("# Soak\n")
     print(
