@@ -34,6 +34,7 @@ IN_MEMORY_BYTES = 320 * 1024 * 1024
 BATCH_ROWS = 4096
 # How long an interrupted query gets to end; it looks every few thousand rows.
 INTERRUPT_SECONDS = 5.0
+INTERRUPT_PAUSE_SECONDS = 0.05
 # What may stand in the path of the private folder, which the database sees.
 PLAIN_PATH = re.compile(r"[\w./ +,@:-]+")
 # A field of a log that does not have the type of its name; everything else is no value's fault.
@@ -344,14 +345,21 @@ def interruptibly(connection: duckdb.DuckDBPyConnection, work: Callable[[], T]) 
         worker.start()
         done.wait()
     except KeyboardInterrupt:
-        if worker.ident is not None:
-            connection.interrupt()
-            if not done.wait(INTERRUPT_SECONDS):
-                raise StuckError from None
+        if worker.ident is not None and not _stopped(connection, done):
+            raise StuckError from None
         raise
     if errors:
         raise errors[0]
     return results[0]
+
+
+def _stopped(connection: duckdb.DuckDBPyConnection, done: Event) -> bool:
+    """Interrupt until the work has ended: what comes between two statements, or before the first, is lost."""
+    for _try in range(int(INTERRUPT_SECONDS / INTERRUPT_PAUSE_SECONDS)):
+        connection.interrupt()
+        if done.wait(INTERRUPT_PAUSE_SECONDS):
+            return True
+    return False
 
 
 def _first_line(error: BaseException) -> str:
