@@ -48,7 +48,8 @@ from hicache.topology import Topology
 from hicache.transport.meetings import LOST, LostPeerError
 from hicache.workload import FrontDoor, TraceFile, Workload, parse_commands
 from tracer.record import Outcome, header
-from tracer.sinks import SUMMARY_NAME, MemorySink, NullSink, SegmentSink, Sink, write_meta
+from tracer.segments import SegmentSink
+from tracer.sinks import SUMMARY_NAME, MemorySink, NullSink, Sink, write_meta
 from tracer.tracer import Tracer
 
 TOOL_VERSION = "0.1.0"

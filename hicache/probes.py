@@ -230,6 +230,7 @@ EVENT_ROUND = Kind(
         "side_releases_agreed",
         "writes_agreed",
     ),
+    counters=("round",),
 )
 # Without storage the fields of storage are left out, not written as null: most of a log is event rounds.
 STORAGE_STATE = (
@@ -304,6 +305,7 @@ MEETING = Kind(
     agree=STAGE,
     compared=("axis", "purpose", "op", "reduce", "numel"),
     info=("group", "group_seq", "peer"),
+    counters=("group_seq",),
 )
 
 # Reading ahead from the external tier. A prefetch is decided by the scheduler (`prefetch_submit`), measured
@@ -520,6 +522,8 @@ class Emitters(Protocol):
     step: int
 
     def emitter(self, kind: Kind, *, phase: str = "", fields: Sequence[str] | None = None) -> Emit: ...
+    def begin_step(self, step: int) -> None: ...
+    def end_step(self, *, is_idle: bool) -> None: ...
 
 
 class Probes:

@@ -4,34 +4,35 @@ Owns the rule of what can be trusted: a record counts when its line is whole, is
 carries the next `seq` of its lane. Reading stops at the first line that doesn't, says where and
 why, and never raises for it. It knows lines, never what a kind means.
 
-The first segments of a lane may be gone, as they are where a ring was written: it begins later then.
+The first segments of a lane may be gone, as they are where a ring was written: it begins later then. Where
+lines are spoilt, as their checksum says, a checker must stop; whoever only counts may go on behind them.
 
     folder -> Run -> LaneLog (one writer, one or more segments) -> records
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO, FileIO
+from io import BytesIO
 from itertools import chain
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
+from tracer.blocks import first_line, is_packed, pieces
 from tracer.errors import LogError
 from tracer.places import SEGMENT, demand_there, no_logs
 from tracer.plausible import INTEGER_MAX, Count, Header, Integer
 from tracer.record import FORMAT, HEADER, TRAILER, VERSION, Kind
-from tracer.sinks import allow_open_files
 
-# Large enough that a block's fixed costs vanish, small enough that its records stay in the cache.
-BLOCK_BYTES = 64 * 1024
-LINE_BYTES_MAX = 16 * 1024 * 1024
+# Minor version since which lines stand in blocks under a checksum.
+BLOCKS_SINCE = 1
 SPECIAL = frozenset({HEADER, TRAILER})
 UNSEALED = "zero bytes, so the writer stopped without closing it"
 
@@ -61,11 +62,17 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The readable start of one file: header, records and trailer, in bytes."""
+    """The readable start of one file: header, records, trailer and block lines, in bytes.
+
+    Attributes:
+        is_plain: whether those bytes of the file are all that can be read of it. Otherwise it is compressed,
+            or spoilt in the middle: `LaneLog.copy_readable` has the lines.
+    """
 
     path: Path
     valid_bytes: int
     file_bytes: int
+    is_plain: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +124,7 @@ class LaneLog:
         trailer: the last line, as a dictionary; None when the lane was cut.
         count: records read, without header and trailer.
         kinds_seen: kinds of which there is a record.
+        damage: what was spoilt and left out, each as a sentence; only where reading went on behind it.
     """
 
     def __init__(self, segments: Sequence[Segment]) -> None:
@@ -140,13 +148,17 @@ class LaneLog:
         self.trailer: dict[str, Any] | None = None
         self.count = 0
         self.kinds_seen: set[str] = set()
+        self.damage: tuple[str, ...] = ()
         self._seq = 0
         self._valid_bytes: list[int] = []
+        self._spoilt: set[int] = set()
+        # Behind a gap: the next line may carry a later `seq`.
+        self._gap = ""
 
     @property
     def is_complete(self) -> bool:
         """Whether the last pass reached a trailer and nothing was wrong before it."""
-        return self.trailer is not None and self.torn is None
+        return self.trailer is not None and self.torn is None and not self.damage
 
     @property
     def outcome(self) -> str | None:
@@ -179,6 +191,9 @@ class LaneLog:
         """Why the lane is not complete, as a sentence, or nothing."""
         if self.is_complete:
             return ""
+        if self.damage:
+            more = f" (and {len(self.damage) - 1} more places)" if len(self.damage) > 1 else ""
+            return self.damage[0] + more
         return self.torn or f"{self.files[-1].name}: cut behind record {self._seq - 1}, without a trailer"
 
     @property
@@ -188,20 +203,37 @@ class LaneLog:
             return ""
         return f"{self.files[0].name}: the oldest records are gone, up to record {self.last_dropped_seq:,}"
 
-    def records(self) -> Iterator[dict[str, Any]]:
-        """Every readable record, oldest first, without headers and trailer; constant memory."""
-        for block in self._pass(WHOLE):
-            yield from block
+    def records(self, *, is_lenient: bool = False) -> Iterator[dict[str, Any]]:
+        """Every readable record, oldest first, without headers and trailer; constant memory.
+
+        Args:
+            is_lenient: go on behind what is spoilt or missing, and note it in `damage`.
+        """
+        for records in self._pass(WHOLE, is_lenient=is_lenient):
+            yield from records
 
     def extents(self) -> list[Extent]:
-        """Check every line and say how far each file is readable; sets `torn`, `trailer`, `count`."""
-        for _block in self._pass(STAMPS):
+        """Check every line and say how far each file is readable; sets what a lenient `records` sets."""
+        for _records in self._pass(STAMPS, is_lenient=True):
             pass
         valid_bytes = self._valid_bytes
         return [
-            Extent(path, valid_bytes[index] if index < len(valid_bytes) else 0, _size(path))
+            Extent(
+                path,
+                valid_bytes[index] if index < len(valid_bytes) else 0,
+                _size(path),
+                index not in self._spoilt and not _is_packed(path),
+            )
             for index, path in enumerate(self.files)
         ]
+
+    def copy_readable(self, index: int, target: BinaryIO) -> None:
+        """Write the lines of file number `index` that a lenient pass reads, header and trailer too."""
+        for position, lines, _records in self._blocks(STAMPS, is_lenient=True):
+            if position == index:
+                target.write(lines)
+            elif position > index:
+                return
 
     def file_of(self, seq: int) -> Path:
         """The file that holds record `seq`."""
@@ -212,20 +244,32 @@ class LaneLog:
             found = segment
         return found.path
 
-    def _pass(self, layout: Layout) -> Iterator[list[Any]]:
+    def _pass(self, layout: Layout, *, is_lenient: bool) -> Iterator[list[Any]]:
+        for _position, _lines, records in self._blocks(layout, is_lenient=is_lenient):
+            yield records
+
+    def _blocks(self, layout: Layout, *, is_lenient: bool) -> Iterator[tuple[int, bytes, list[Any]]]:
+        """Number of the file, lines and records of each block that can be read."""
         self._begin()
+        due = self.segments[0].index
         for position, segment in enumerate(self.segments):
-            due = self.segments[0].index + position
+            self._valid_bytes.append(0)
             if segment.index != due:
-                self._tear(segment.path, f"segment {due:03d}, which comes before it, is missing")
+                gone = f"segment {due:03d}, which comes before it, is missing"
+                if not self._spoil(segment.path, position, gone, is_lenient=is_lenient):
+                    return
             elif segment.header and segment.header["run_id"] != self.run_id:
                 self._tear(
                     segment.path, f"it belongs to run {segment.header['run_id']}, not to {self.run_id}"
                 )
-            else:
-                yield from self._file(segment.path, layout, is_first=position == 0)
-            if self.torn is not None:
                 return
+            due = segment.index + 1
+            for lines, records in self._file(segment, position, layout, is_lenient=is_lenient):
+                yield position, lines, records
+            if self.torn is not None:
+                break
+        if self._gap:
+            self.damage += (f"{self._gap}: nothing that can be read comes behind it",)
 
     def _begin(self) -> None:
         self.torn = None
@@ -233,32 +277,44 @@ class LaneLog:
         self.count = 0
         self.kinds_seen = set()
         self.is_unsealed = False
+        self.damage = ()
         self._seq = self._first_seq
         self._valid_bytes = []
+        self._spoilt = set()
+        self._gap = ""
 
-    def _file(self, path: Path, layout: Layout, *, is_first: bool) -> Iterator[list[Any]]:
-        self._valid_bytes.append(0)
+    def _file(
+        self, segment: Segment, position: int, layout: Layout, *, is_lenient: bool
+    ) -> Iterator[tuple[bytes, list[Any]]]:
+        path = segment.path
         is_header_due = True
+        version = segment.header.get("version") or [1, BLOCKS_SINCE]
         try:
-            for block in _blocks(path):
-                if block.startswith(b"\0"):
+            for piece in pieces(path, is_blocked=version[1] >= BLOCKS_SINCE):
+                lines = piece.data
+                if piece.damage:
+                    if not self._spoil(path, position, piece.damage, is_lenient=is_lenient):
+                        return
+                    is_header_due = False
+                    continue
+                if lines.startswith(b"\0"):
                     # A successor that goes on with the next `seq` proves that nothing is lost here.
                     if path == self.files[-1]:
                         self.is_unsealed = True
                         self._tear(path, UNSEALED)
                     return
+                header = b""
                 if is_header_due:
-                    end = block.find(b"\n") + 1
-                    if not self._header(path, block[:end], is_first=is_first):
+                    end = lines.find(b"\n") + 1
+                    header = lines[:end]
+                    if not self._header(path, header, position):
                         return
                     is_header_due = False
-                    block = block[end:]
-                if not block:
-                    continue
-                records, valid_bytes = self._block(path, block, layout)
-                self._valid_bytes[-1] += valid_bytes
+                    lines = lines[end:]
+                records, valid_bytes = self._block(path, lines, layout) if lines else ([], 0)
+                self._valid_bytes[position] += valid_bytes + (0 if self.torn else piece.more_bytes)
                 self.count += len(records)
-                yield records
+                yield header + lines[:valid_bytes], records
                 if self.torn is not None:
                     return
         except OSError as error:
@@ -273,26 +329,49 @@ class LaneLog:
         if is_header_due and self.torn is None:
             self._tear(path, "it is empty")
 
-    def _header(self, path: Path, line: bytes, *, is_first: bool) -> bool:
+    def _header(self, path: Path, line: bytes, position: int) -> bool:
         try:
             stamp = _STAMP.decode(line)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             stamp = None
         if not line or stamp is None or stamp.kind != HEADER:
             self._tear(path, "it does not start with a header")
-        elif stamp.seq != self._seq:
+        elif not self._is_due(path, stamp.seq):
             self._tear(path, f"it goes on with record {stamp.seq} where {self._seq} is due: records are lost")
         elif self.trailer is not None:
             self._tear(path, "it comes after the trailer")
         else:
-            self._valid_bytes[-1] = len(line)
+            self._valid_bytes[position] = len(line)
             # The lane's first header is its line 0; later ones repeat it and have no number of their own.
-            self._seq += is_first and not self._first_seq
+            self._seq += position == 0 and not self._first_seq
             return True
         return False
 
+    def _is_due(self, path: Path, seq: int) -> bool:
+        """Whether `seq` may come next; behind a gap any later one may, and says how much is lost."""
+        if self._gap and seq >= self._seq:
+            lost = seq - self._seq
+            records = "record is" if lost == 1 else "records are"
+            self.damage += (f"{self._gap}: {lost:,} {records} lost before record {seq}",)
+            self._gap = ""
+            self._seq = seq
+        return seq == self._seq
+
+    def _spoil(self, path: Path, position: int, why: str, *, is_lenient: bool) -> bool:
+        """Lines are spoilt or missing here: a gap in the readable part, or else, and then false, its end."""
+        self._spoilt.add(position)
+        if is_lenient:
+            self._gap = self._gap or f"{path.name}: {why} (behind record {self._seq - 1})"
+        else:
+            self._tear(path, why)
+        return is_lenient
+
     def _block(self, path: Path, block: bytes, layout: Layout) -> tuple[list[Any], int]:
         """The block's good records and the bytes that they and a trailer take."""
+        if self._gap:
+            end = block.find(b"\n") + 1
+            with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
+                self._is_due(path, _STAMP.decode(block[:end]).seq)
         if self.trailer is None:
             try:
                 records = layout.decode_lines(block)
@@ -464,6 +543,13 @@ def _size(path: Path) -> int:
         return 0
 
 
+def _is_packed(path: Path) -> bool:
+    try:
+        return is_packed(path)
+    except OSError:
+        return False
+
+
 class _HeaderError(Exception):
     """The file does not start with a readable header; its rank may have died before it had one."""
 
@@ -477,11 +563,16 @@ def _candidates(place: Path) -> list[tuple[Path, int, str, int]]:
     if given is None and place.is_file():
         return [(place, -1, "", 0)]
     found = []
+    # A packer that was killed leaves both a file and its compressed form; the shorter name comes first.
+    seen = set()
     try:
         for file in sorted((place.parent if given else place).iterdir()):
             match = SEGMENT.fullmatch(file.name)
             if match is None or not file.is_file():
                 continue
+            if match.groups() in seen:
+                continue
+            seen.add(match.groups())
             if given is None or (match["rank"], match["lane"]) == (given["rank"], given["lane"]):
                 found.append((file, int(match["rank"]), match["lane"], int(match["index"])))
     except OSError as error:
@@ -523,8 +614,7 @@ def _read_header(path: Path) -> dict[str, Any]:
         LogError: there is one, of another format or major version.
     """
     try:
-        with path.open("rb") as file:
-            line = file.readline(LINE_BYTES_MAX)
+        line = first_line(path)
         if not line.strip(b"\0"):
             raise _HeaderError("it is empty: its writer stopped before the header was written")
         if not line.endswith(b"\n"):
@@ -567,29 +657,3 @@ def _demand_version(path: Path, header: Mapping[str, Any]) -> None:
             where=str(path),
             hint=f"the hicache-toolkit that wrote it: {header.get('tool_version', 'unknown')}",
         )
-
-
-def _opened(path: Path) -> FileIO:
-    try:
-        return FileIO(path)
-    except OSError as error:
-        if error.errno != errno.EMFILE or not allow_open_files():
-            raise
-        return FileIO(path)
-
-
-def _blocks(path: Path) -> Iterator[bytes]:
-    """The file in blocks of whole lines; the last one may lack its newline or hold zero bytes."""
-    with _opened(path) as file:
-        rest = b""
-        while chunk := file.read(BLOCK_BYTES):
-            block = rest + chunk
-            end = block.rfind(b"\n") + 1
-            rest = block[end:]
-            if end:
-                yield block[:end]
-            # Nothing behind a zero byte is trusted, so the rest of the allocation is not read.
-            if b"\0" in rest or len(rest) > LINE_BYTES_MAX:
-                break
-        if rest:
-            yield rest

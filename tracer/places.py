@@ -21,7 +21,7 @@ PATH_SHOWN_MAX = 200
 # One of 4,096 ranks that all wait for something has a megabyte.
 SUMMARY_BYTES_MAX = 16 << 20
 
-SEGMENT = re.compile(r"rank(?P<rank>\d{4,})\.(?P<lane>[A-Za-z0-9_-]+)\.(?P<index>\d{3,})\.jsonl")
+SEGMENT = re.compile(r"rank(?P<rank>\d{4,})\.(?P<lane>[A-Za-z0-9_-]+)\.(?P<index>\d{3,})\.jsonl(?:\.gz)?")
 META = re.compile(r"rank\d{4,}\.meta\.json")
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 FORMAT = "hicache.log"
 # A reader accepts every minor version of its own major version and refuses the others.
-VERSION = (1, 0)
+VERSION = (1, 1)
 
 HEADER = "header"
 TRAILER = "trailer"
@@ -28,6 +28,8 @@ IDLE, BACKEND, COLLECTIVE, ENDED = "idle", "backend", "collective", "ended"
 MAIN_LANE = "scheduler"
 # Present in every line, in this order, before the kind's own fields.
 COMMON = ("seq", "step", "time_ns", "kind")
+# Not a record: a line with a checksum over the lines before it, up to the one before that.
+BLOCK = "block"
 
 # A line as a reader has it: the common fields, and its kind's own.
 Record = Mapping[str, Any]
@@ -58,6 +60,8 @@ class Kind:
             word of a refusal is less than any other.
         needs: local fact -> field of the same record that says how much of it was needed. The
             `result` is expected to be less where the fact falls below the need.
+        counters: integer fields that go on counting while nothing happens, such as the number of a round:
+            two idle steps are alike when they differ in nothing else.
     """
 
     name: str
@@ -70,6 +74,7 @@ class Kind:
     led: tuple[str, ...] = ()
     result: str | None = None
     needs: Mapping[str, str] = field(default_factory=dict)
+    counters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         names = (*self.compared, *self.local, *self.info)
@@ -84,6 +89,7 @@ class Kind:
         for fact, need in self.needs.items():
             assert fact in self.local, f"kind {self.name}: need of {fact}, which is not a local fact"
             assert need in names, f"kind {self.name}: {fact} needs {need}, which is not a field"
+        assert set(self.counters) <= set(names), f"kind {self.name}: counters that are not fields"
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -103,6 +109,8 @@ class Kind:
             parts["result"] = self.result
         if self.needs:
             parts["needs"] = dict(self.needs)
+        if self.counters:
+            parts["counters"] = list(self.counters)
         return parts
 
     @classmethod
@@ -134,9 +142,31 @@ class Kind:
                 led=names("led"),
                 result=parts.get("result"),
                 needs=needs,
+                counters=names("counters"),
             )
         except AssertionError as error:
             raise ValueError(str(error)) from None
+
+
+# What the recorder itself writes, into any lane.
+
+# Steps like the one before this record, in which nothing happened: `count` of them, from `first_step` to the
+# record's own step, `records` in each. They stand for themselves: `advance` has, for every record of a step
+# and every counter of its kind, by how much it went up from one step to the next.
+IDLE_STEPS = Kind("idle", "note", info=("first_step", "count", "records", "advance"))
+# `digest` runs over the compared fields of the first `count` records that agree along `axes`, each digest
+# over the one before it.
+CHECKPOINT = Kind("checkpoint", "note", info=("axes", "count", "digest"))
+# From the next step on only windows of `window` steps are written, one in `one_in`: the recorder had taken
+# `share` thousandths of the loop's time, and may take `share_max`.
+THROTTLE = Kind("throttle", "note", info=("window", "one_in", "share", "share_max"))
+# The process is alive. What each of its lanes had come to, and for how long it had written nothing.
+HEARTBEAT = Kind("heartbeat", "note", info=("count", "lanes", "seqs", "steps", "still_ns"))
+# Copies of this rank's files were kept in `folder`, where a ring does not drop them.
+FREEZE = Kind("freeze", "note", info=("folder", "reason", "files"))
+OWN_KINDS = (IDLE_STEPS, CHECKPOINT, THROTTLE, HEARTBEAT, FREEZE)
+# The lane of heartbeats: it works for nobody, and nobody waits for it.
+HEART_LANE = "heart"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +221,7 @@ def header(
         "coordinates": dict(place.coordinates),
         "sizes": dict(place.sizes),
         "groups": {name: list(ranks) for name, ranks in place.groups.items()},
-        "kinds": {kind.name: kind.declaration() for kind in kinds},
+        "kinds": {kind.name: kind.declaration() for kind in (*kinds, *OWN_KINDS)},
         "redaction": "digests",
         "digest": "blake2b-64 keyed",
         "config_digest": config_digest,

@@ -2,6 +2,8 @@
 
 Owns a lane's `seq` and the shape of its lines. Has one writer (its lane) and takes no lock. It must
 never fail the run it records: a value that can't be written costs that kind of record, not the run.
+
+    emit(node, tokens)  ->  a struct of the kind's own  ->  one line, stored where the sink's window says
 """
 
 from __future__ import annotations
@@ -14,19 +16,29 @@ from typing import Any
 
 import msgspec
 
-from tracer.record import HEADER, TRAILER, Kind, Outcome
+from tracer.chain import ALGORITHM, LINKS, Chain
+from tracer.idle import Idle
+from tracer.record import CHECKPOINT, COMMON, HEADER, THROTTLE, TRAILER, Kind, Outcome
+from tracer.segments import SegmentSink
 from tracer.sinks import NullSink, Sink, Warn, tell, warn_on_stderr
+from tracer.throttle import WINDOW_STEPS, Throttle
 
 Emit = Callable[..., None]
 
 # Sets are missing on purpose: msgspec would write one in an order that differs between processes.
 PLAIN = frozenset({int, str, bool, float, type(None)})
 
-# The dictionary is a literal and the encoder a closure cell: anything else on this path (keyword
-# arguments, a loop over fields, a record object) costs more than the encoding.
+# A struct whose class was made for this kind is built and encoded in half the time of a dictionary, and names
+# here are closure cells or constants: anything else on this path costs more than the encoding.
 SOURCE = """
-def bind(_tracer, _encode, _write, _clock, _plain, _demand_plain, _dropped, _drop, _count):
+def bind(
+    _tracer, _encode, _Line, _write, _window, _clock, _plain, _demand_plain, _dropped, _drop, _count, _links,
+    _full,
+):
+    _link = None if _links is None else _links.append
     def emit({parameters}):
+        if _tracer.is_quiet:
+            return
         if _dropped and {name!r} in _dropped:
             _dropped[{name!r}] += 1
             return
@@ -34,51 +46,85 @@ def bind(_tracer, _encode, _write, _clock, _plain, _demand_plain, _dropped, _dro
         try:
             if not ({plain}):
                 _demand_plain(({values}))
-            _line = _encode({{
-                "seq": _seq, "step": _tracer.step, "time_ns": _clock(), "kind": {name!r}, {items}
-            }})
+            _line = _encode(_Line(_seq, _tracer.step, _clock(), {name!r}, {items}))
         except Exception as _error:
             _drop({name!r}, _error)
             return
-        _write(_line)
-        _tracer.seq = _seq + 1{count}
+{store}
+        _tracer.seq = _seq + 1{count}{chain}
     return emit
 """
+# Where the sink has no window.
+STORE_WRITE = "        _write(_line)"
+# The newline comes last: it is what makes the line a record.
+STORE_WINDOW = """\
+        _start = _window.used
+        _end = _start + len(_line)
+        if _end < _window.mark:
+            _buffer = _window.buffer
+            _buffer[_start:_end] = _line
+            _buffer[_end] = 10
+            _window.used = _end + 1
+        else:
+            _write(_line)"""
 # Only where old segments are dropped: without the number of what is gone nobody could align what is left.
 COUNT = "\n        _count[0] += 1"
+# For kinds that ranks must agree on: what they must agree on goes into the lane's next checkpoint.
+CHAIN = """
+        _link(({key}))
+        if len(_links) >= {links}:
+            _full()"""
 
 
 class Tracer:
     """Writes the records of one lane.
+
+    Args:
+        throttle: what limits the recorder's share of the loop's time; None is no limit.
 
     Attributes:
         step: scheduler iteration; the runtime sets it, every line carries it.
         seq: position of the next line in the lane; the header is line 0.
         dropped: kind -> records lost because a value of that kind could not be written.
         is_on: false over a null sink; then emitters are one function that does nothing.
+        is_quiet: nothing is written for the moment, because recording took too much of the loop's time.
     """
 
     __slots__ = (
+        "_chains",
         "_clock",
+        "_counters",
         "_counts",
         "_encode",
+        "_has_steps",
         "_header_body",
+        "_idle",
         "_is_closed",
         "_sink",
+        "_step_seq",
+        "_throttle",
         "_warn",
         "dropped",
         "is_on",
+        "is_quiet",
         "seq",
         "step",
     )
 
     def __init__(
-        self, sink: Sink, header: Mapping[str, Any], clock: Callable[[], int], *, warn: Warn | None = None
+        self,
+        sink: Sink,
+        header: Mapping[str, Any],
+        clock: Callable[[], int],
+        *,
+        warn: Warn | None = None,
+        throttle: Throttle | None = None,
     ) -> None:
         self.step = 0
         self.seq = 0
         self.dropped: dict[str, int] = {}
         self.is_on = not isinstance(sink, NullSink)
+        self.is_quiet = False
         self._sink = sink
         self._clock = clock
         self._warn = warn or warn_on_stderr
@@ -87,10 +133,17 @@ class Tracer:
         self._header_body = b""
         # Kind -> records so far in a cell of its own, where the sink drops old ones.
         self._counts: dict[str, list[int]] | None = {} if sink.drops_oldest else None
+        self._counters: dict[str, tuple[str, ...]] = {}
+        self._idle = Idle(sink, self._counters)
+        self._chains: dict[tuple[str, ...], Chain] = {}
+        self._throttle = throttle
+        # Whether steps are told to begin and end here; other lanes only carry the step's number.
+        self._has_steps = False
+        self._step_seq = 0
         if not self.is_on:
             return
         try:
-            self._header_body = self._encode(dict(header))
+            self._header_body = self._encode({**header, "chain": ALGORITHM} if header else {})
         except Exception as error:
             self.is_on = False
             tell(self._warn, f"tracing is off: the header can't be written: {error}")
@@ -110,26 +163,72 @@ class Tracer:
         assert not unknown, f"kind {kind.name}: {sorted(unknown)} are not among its fields {kind.fields}"
         if not self.is_on:
             return silent
-        bind = _compiled(kind.name, phase, names, is_counted=self._counts is not None)
+        if kind.counters:
+            self._counters[kind.name] = kind.counters
+        window = self._sink.window if isinstance(self._sink, SegmentSink) else None
+        compared = tuple(name for name in names if name in kind.compared) if kind.agree else None
+        chain = self._chains.setdefault(kind.agree, Chain(kind.agree)) if kind.agree else None
+        bind, line = _compiled(
+            kind.name,
+            phase,
+            names,
+            compared,
+            is_counted=self._counts is not None,
+            has_window=window is not None,
+        )
         emit: Emit = bind(
             self,
             self._encode,
+            line,
             self._sink.write,
+            window,
             self._clock,
             PLAIN,
             demand_plain,
             self.dropped,
             self._drop,
             self._counts.setdefault(kind.name, [0]) if self._counts is not None else None,
+            chain.links if chain is not None else None,
+            self._chain_is_full,
         )
         return emit
+
+    def begin_step(self, step: int) -> None:
+        """A step of the loop begins. Only the lane that calls `end_step` too may call this."""
+        self.step = step
+        self._has_steps = True
+        if self._throttle is not None:
+            self.is_quiet = not self._throttle.is_written(step)
+        self._step_seq = self.seq
+        if self.is_on:
+            self._idle.begin(self.seq)
+
+    def end_step(self, *, is_idle: bool) -> None:
+        """The step has ended. An idle one that was like the last is taken back and counted."""
+        if not self.is_on:
+            return
+        records = self.seq - self._step_seq
+        if not is_idle or self.is_quiet:
+            self._idle.forget()
+        else:
+            self.seq = self._idle.end(self.seq, self.step, self._clock())
+        for chain in self._chains.values():
+            if len(chain.links) >= LINKS:
+                self._checkpoint(chain)
+        if self._throttle is not None and self._throttle.look(records):
+            self._tell_throttle(self._throttle)
+
+    def note(self, kind: Kind, *values: Any) -> None:
+        """Write one record of a kind of the recorder's own; for what is rare."""
+        if self.is_on:
+            self.emitter(kind)(*values)
 
     def close(self, outcome: Outcome) -> None:
         """Write the trailer and close the sink. A second call does nothing."""
         if self._is_closed or not self.is_on:
             return
         self._is_closed = True
-        trailer = {
+        trailer: dict[str, Any] = {
             "seq": self.seq,
             "step": self.step,
             "time_ns": self._clock(),
@@ -139,6 +238,9 @@ class Tracer:
         }
         if self.dropped:
             trailer["dropped"] = self.dropped
+        # The last checkpoint of each chain.
+        if chains := {",".join(axes): list(chain.close()) for axes, chain in self._chains.items()}:
+            trailer["chains"] = chains
         self._sink.write(self._encode(trailer))
         self.seq += 1
         self._sink.close()
@@ -146,14 +248,37 @@ class Tracer:
     def _header_line(self) -> bytes:
         """The header as a segment begins with it: it carries the `seq` of the record behind it.
 
-        Where older segments are dropped it says how many records of each kind came before.
+        Where older segments are dropped it says how many records of each kind came before, unless some were
+        left out: then nobody knows.
         """
         stamp_of: dict[str, Any] = {"seq": self.seq, "step": self.step}
         stamp_of |= {"time_ns": self._clock(), "kind": HEADER}
-        if self._counts and self.seq:
+        if self._counts and self.seq and (self._throttle is None or not self._throttle.has_throttled):
             stamp_of["counts_before"] = {name: cell[0] for name, cell in self._counts.items() if cell[0]}
         stamp = self._encode(stamp_of)
         return stamp[:-1] + b"," + self._header_body[1:] if self._header_body != b"{}" else stamp
+
+    def _chain_is_full(self) -> None:
+        """A lane with steps waits for the end of one: there every rank has come to the same record."""
+        if not self._has_steps:
+            for chain in self._chains.values():
+                if len(chain.links) >= LINKS:
+                    self._checkpoint(chain)
+
+    def _checkpoint(self, chain: Chain) -> None:
+        try:
+            count, digest = chain.close()
+        except Exception as error:
+            self._drop(CHECKPOINT.name, error)
+            chain.links.clear()
+            return
+        self.note(CHECKPOINT, ",".join(chain.axes), count, digest)
+
+    def _tell_throttle(self, throttle: Throttle) -> None:
+        quiet, self.is_quiet = self.is_quiet, False
+        share, most = round(1000 * throttle.share), round(1000 * throttle.share_max)
+        self.note(THROTTLE, WINDOW_STEPS, throttle.one_in, share, most)
+        self.is_quiet = quiet
 
     def _drop(self, name: str, error: Exception) -> None:
         self.dropped[name] = 1
@@ -185,25 +310,35 @@ def demand_plain(values: Sequence[Any]) -> None:
 
 
 @cache
-def _compiled(name: str, phase: str, names: tuple[str, ...], *, is_counted: bool) -> Callable[..., Emit]:
-    """The function that binds an emitter to its tracer; compiled once, as many lanes write the same kinds."""
-    namespace: dict[str, Any] = {}
-    exec(_source(name, phase, names, is_counted=is_counted), namespace)
-    bind: Callable[..., Emit] = namespace["bind"]
-    return bind
+def _compiled(
+    name: str,
+    phase: str,
+    names: tuple[str, ...],
+    compared: tuple[str, ...] | None,
+    *,
+    is_counted: bool,
+    has_window: bool,
+) -> tuple[Callable[..., Emit], type[msgspec.Struct]]:
+    """The function that binds an emitter to its tracer, and the class of its lines.
 
-
-def _source(name: str, phase: str, names: Sequence[str], *, is_counted: bool) -> str:
+    Compiled once, as many lanes write the same kinds.
+    """
     for field in names:
         is_usable = field.isidentifier() and not iskeyword(field) and not field.startswith("_")
         assert is_usable, f"kind {name}: field {field!r} can't be a parameter"
-    items = [f'"phase": {phase!r}'] if phase else []
-    items += [f"{field!r}: {field}" for field in names]
-    return SOURCE.format(
+    own = ["phase", *names] if phase else list(names)
+    line = msgspec.defstruct("Line", [(field, Any) for field in (*COMMON, *own)], gc=False)
+    key = [repr(name), repr(phase), *(compared or ())]
+    source = SOURCE.format(
         name=name,
         parameters=", ".join([*names, "/"]) if names else "",
         plain=" and ".join(f"type({field}) in _plain" for field in names) or "True",
         values="".join(f"{field}, " for field in names),
-        items=", ".join(items),
+        items=", ".join([repr(phase), *names] if phase else names),
+        store=STORE_WINDOW if has_window else STORE_WRITE,
         count=COUNT if is_counted else "",
+        chain=CHAIN.format(key=", ".join(key), links=LINKS) if compared is not None else "",
     )
+    namespace: dict[str, Any] = {}
+    exec(source, namespace)
+    return namespace["bind"], line

@@ -81,7 +81,8 @@ class Scheduler:
         self._config = config
         self._digest_key = digest_key
         self._on_end = on_end
-        self._tracers = [probes.tracer, *(own.tracer for own in lanes)]
+        self._tracer = probes.tracer
+        self._lane_tracers = [own.tracer for own in lanes]
         self._page_tokens = config.page_size_tokens
         self._model = Forward(cache, transport, ledger, probes, pp_rank=pp_rank)
         self._patience = Patience(cache, is_counted=not clock.is_real)
@@ -119,7 +120,8 @@ class Scheduler:
 
     async def _iterate(self) -> bool:
         """One step; False when there will be no other."""
-        for tracer in self._tracers:
+        self._tracer.begin_step(self.step)
+        for tracer in self._lane_tracers:
             tracer.step = self.step
         mail = await self._receive()
         if mail.is_last:
@@ -133,7 +135,10 @@ class Scheduler:
         batch = await self._form_batch()
         if await self._compute_batch(batch) or mail.arrivals or has_events or batch.refused:
             self._patience.renew()
+            self._tracer.end_step(is_idle=False)
         else:
+            # What the ranks have agreed on, so that they leave the same steps out of their logs.
+            self._tracer.end_step(is_idle=self._is_idle)
             await self._stand_idle(batch)
         return True
 

@@ -10,7 +10,7 @@ from consensus_checker.check import check
 from tests.support.logs import DECIDE, NOTE, SMALL_KINDS, place
 from tracer.log import find_logs
 from tracer.record import header
-from tracer.sinks import SegmentSink
+from tracer.segments import SegmentSink
 from tracer.tracer import Tracer
 
 RANKS = 4

@@ -19,8 +19,9 @@ from hicache.schedule import Schedule
 from hicache.sim.faults import Fault, FaultPlan
 from hicache.sim.world import Plan, Result, simulate
 from hicache.workload import parse_commands
+from tracer.record import OWN_KINDS
 
-KIND_BY_NAME = {kind.name: kind for kind in KINDS}
+KIND_BY_NAME = {kind.name: kind for kind in (*KINDS, *OWN_KINDS)}
 
 
 @dataclass

@@ -483,7 +483,7 @@ def test_a_shortage_of_open_files_is_not_taken_for_a_torn_log(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
 
     (lane,) = find_logs(write_lane(tmp_path, [NOTE])).lanes
-    monkeypatch.setattr("tracer.log._opened", opened)
+    monkeypatch.setattr("tracer.blocks.opened", opened)
     with pytest.raises(LogError, match="too many open files"):
         list(lane.records())
 

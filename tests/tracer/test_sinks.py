@@ -18,9 +18,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.logs import DECIDE, NOTE, SMALL_KINDS, place
+from tracer.chain import LINKS
 from tracer.log import find_logs
 from tracer.record import header
-from tracer.sinks import RING_SEGMENTS, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SegmentSink, write_meta
+from tracer.segments import RING_SEGMENTS, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SegmentSink
+from tracer.sinks import write_meta
 from tracer.tracer import Tracer
 
 HEADER = header(place(), SMALL_KINDS, lane="scheduler", run_id="run-a", tool_version="test")
@@ -41,7 +43,7 @@ def write(tracing: Tracer, count: int) -> None:
 
 def nodes(folder: Path) -> list[int]:
     (lane,) = find_logs(folder).lanes
-    return [record["node"] for record in lane.records()]
+    return [record["node"] for record in lane.records() if record["kind"] == DECIDE.name]
 
 
 def test_what_was_written_is_read_back_over_many_segments(tmp_path: Path) -> None:
@@ -49,8 +51,8 @@ def test_what_was_written_is_read_back_over_many_segments(tmp_path: Path) -> Non
     write(tracing, 20_000)
     tracing.close("completed")
     (lane,) = find_logs(tmp_path).lanes
-    assert [record["node"] for record in lane.records()] == list(range(20_000))
-    assert lane.is_complete
+    assert nodes(tmp_path) == list(range(20_000))
+    assert list(lane.records()) and lane.is_complete
     assert len(lane.files) > 3
 
 
@@ -100,7 +102,8 @@ def test_every_record_acknowledged_before_a_sigkill_is_readable(tmp_path: Path, 
         child.send_signal(signal.SIGKILL)
         seen += [int(text) for text in child.stdout.read().split(b"\n")[:-1]]
     (lane,) = find_logs(tmp_path).lanes
-    read = [record["node"] for record in lane.records()]
+    read = nodes(tmp_path)
+    list(lane.records())
     assert seen == read[: len(seen)]
     # One record may have been written and not yet acknowledged.
     assert len(seen) <= len(read) <= len(seen) + 1
@@ -272,7 +275,7 @@ def test_a_sink_holds_one_open_file(tmp_path: Path) -> None:
 MANY_RANKS = """
 import resource, sys
 sys.path.insert(0, {root!r})
-from tracer.sinks import SegmentSink
+from tracer.segments import SegmentSink
 resource.setrlimit(resource.RLIMIT_NOFILE, (32, {hard}))
 warnings = []
 sinks = [SegmentSink({folder!r}, rank, "scheduler", warn=warnings.append) for rank in range(64)]
@@ -331,12 +334,17 @@ def test_a_ring_keeps_the_newest_records_within_its_limit(tmp_path: Path) -> Non
     (lane,) = find_logs(tmp_path).lanes
     records = list(lane.records())
     assert lane.is_complete
-    assert [record["seq"] for record in records] == list(range(lane.last_dropped_seq + 1, 30_001))
+    checkpoints = 20_000 // LINKS
+    assert [record["seq"] for record in records] == list(
+        range(lane.last_dropped_seq + 1, 30_001 + checkpoints)
+    )
     assert bytes_in(tmp_path) > RING_BYTES * (RING_SEGMENTS - 2) // RING_SEGMENTS
-    kept = {kind: sum(record["kind"] == kind for record in records) for kind in ("write_backup", "note")}
+    kinds = ("write_backup", "note", "checkpoint")
+    kept = {kind: sum(record["kind"] == kind for record in records) for kind in kinds}
     assert lane.counts_before == {
         "write_backup": 20_000 - kept["write_backup"],
         "note": 10_000 - kept["note"],
+        "checkpoint": checkpoints - kept["checkpoint"],
     }
 
 
@@ -411,9 +419,11 @@ def test_a_ring_killed_while_it_turns_has_no_gap_and_misses_nothing_new(
         child.send_signal(signal.SIGKILL)
         seen += [int(text) for text in child.stdout.read().split(b"\n")[:-1]]
     (lane,) = find_logs(tmp_path).lanes
-    read = [record["node"] for record in lane.records()]
+    read = nodes(tmp_path)
+    list(lane.records())
     assert read == list(range(read[0], read[0] + len(read)))
-    assert lane.last_dropped_seq == read[0]
+    # Node n is record n + 1, and later by one behind each checkpoint.
+    assert lane.last_dropped_seq == read[0] + read[0] // LINKS
     assert seen[-1] <= read[-1] <= seen[-1] + 1
     assert lane.trailer is None
     assert bytes_in(tmp_path) <= 40_000

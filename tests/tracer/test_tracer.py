@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.logs import DECIDE, NOTE, SMALL_KINDS, place
+from tracer.chain import ALGORITHM
 from tracer.record import Kind, header
 from tracer.sinks import MemorySink, NullSink
 from tracer.tracer import Tracer, silent
@@ -30,7 +31,8 @@ def test_the_header_is_line_0_and_records_follow_from_1() -> None:
     tracing, sink = tracer()
     tracing.step = 41
     tracing.emitter(DECIDE)(17, 1, 64, 5)
-    assert json.loads(sink.lines[0]) == {"seq": 0, "step": 0, "time_ns": 7, "kind": "header", **HEADER}
+    stamp = {"seq": 0, "step": 0, "time_ns": 7, "kind": "header"}
+    assert json.loads(sink.lines[0]) == {**stamp, **HEADER, "chain": ALGORITHM}
     assert sink.lines[1] == (
         b'{"seq":1,"step":41,"time_ns":7,"kind":"write_backup",'
         b'"node":17,"pages":1,"tokens":64,"host_pages_free":5}'

@@ -1,0 +1,161 @@
+"""A file of lines in blocks under a checksum: what can be trusted, what is spoilt, what nobody has checked.
+
+Owns the rule of the `block` line, which a sink writes behind the lines that it speaks of:
+
+    line | line | line | {"kind":"block","bytes":N,"crc32":"..."} | line | ... zero bytes
+    |--- N bytes ------|                                            |-- not checked yet --
+
+One that does not fit the bytes before it spoils them, and reading goes on behind it. It opens compressed
+files too, and never looks into a line.
+"""
+
+from __future__ import annotations
+
+import errno
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+
+import msgspec
+
+from tracer.pack import DamagedError, unpacked
+from tracer.sinks import allow_open_files
+
+# Large enough that a block's fixed costs vanish, small enough that its records stay in the cache.
+BLOCK_BYTES = 64 * 1024
+LINE_BYTES_MAX = 16 * 1024 * 1024
+GZIP = b"\x1f\x8b"
+_BEGIN = b'\n{"kind":"block",'
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Lines that belong together.
+
+    Attributes:
+        data: whole lines; the last one may lack its newline, or hold zero bytes, where nobody checked.
+        is_checked: its checksum was there and right.
+        more_bytes: of the block line behind it.
+        damage: what is wrong with it, or "".
+    """
+
+    data: bytes
+    is_checked: bool = False
+    more_bytes: int = 0
+    damage: str = ""
+
+
+class _Seal(msgspec.Struct):
+    kind: str
+    bytes: int
+    crc32: str
+
+
+_SEAL = msgspec.json.Decoder(_Seal)
+
+
+def opened(path: Path) -> FileIO:
+    try:
+        return FileIO(path)
+    except OSError as error:
+        if error.errno != errno.EMFILE or not allow_open_files():
+            raise
+        return FileIO(path)
+
+
+def is_packed(path: Path) -> bool:
+    """Whether the file is compressed, by what it begins with."""
+    with opened(path) as file:
+        return file.read(len(GZIP)) == GZIP
+
+
+def first_line(path: Path) -> bytes:
+    """The first line, at most `LINE_BYTES_MAX` of it; what is spoilt ends it."""
+    line = b""
+    with opened(path) as file:
+        for chunk in _chunks(file):
+            if isinstance(chunk, DamagedError):
+                break
+            end = chunk.find(b"\n") + 1
+            line += chunk[: end or LINE_BYTES_MAX]
+            if end or len(line) >= LINE_BYTES_MAX or b"\0" in line:
+                break
+    return line
+
+
+def pieces(path: Path, *, is_blocked: bool = True) -> Iterator[Piece]:
+    """The file from its start, in pieces of whole lines.
+
+    Args:
+        is_blocked: its writer wrote block lines; without them nothing has to be kept back to be checked.
+    """
+    kept_max = LINE_BYTES_MAX + 2 * BLOCK_BYTES if is_blocked else BLOCK_BYTES
+    rest = b""
+    damage = ""
+    searched = 0
+    with opened(path) as file:
+        for chunk in _chunks(file):
+            if isinstance(chunk, DamagedError):
+                damage = damage or str(chunk)
+                continue
+            rest += chunk
+            while (at := rest.find(_BEGIN, searched)) >= 0 and (end := rest.find(b"\n", at + 1)) >= 0:
+                yield from _checked(rest[: at + 1], rest[at + 1 : end + 1], damage)
+                rest, damage, searched = rest[end + 1 :], "", 0
+            searched = at if at >= 0 else max(0, len(rest) - len(_BEGIN))
+            if len(rest) > kept_max:
+                whole = rest.rfind(b"\n") + 1
+                if not whole and len(rest) <= LINE_BYTES_MAX:
+                    continue
+                yield from _unchecked(rest[: whole or len(rest)], damage)
+                rest, damage, searched = rest[whole or len(rest) :], "", 0
+    if rest or damage:
+        yield from _unchecked(rest, damage)
+
+
+def _chunks(file: FileIO) -> Iterator[bytes | DamagedError]:
+    start = file.read(BLOCK_BYTES)
+    if start[: len(GZIP)] == GZIP:
+        file.seek(0)
+        yield from unpacked(file)
+        return
+    while start:
+        yield start
+        start = file.read(BLOCK_BYTES)
+
+
+def _checked(data: bytes, line: bytes, damage: str) -> Iterator[Piece]:
+    """The lines before a block line, in the light of it."""
+    try:
+        seal = _SEAL.decode(line)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        yield Piece(data, more_bytes=len(line), damage="its checksum can't be read")
+        return
+    own = data[len(data) - seal.bytes :] if 0 < seal.bytes <= len(data) else b""
+    if not own or f"{zlib.crc32(own):08x}" != seal.crc32:
+        yield Piece(data, more_bytes=len(line), damage=damage or "its checksum differs")
+        return
+    if len(own) < len(data):
+        yield Piece(data[: -len(own)], damage=damage or "its checksum is gone")
+    yield Piece(own, is_checked=True, more_bytes=len(line))
+
+
+def _unchecked(data: bytes, damage: str) -> Iterator[Piece]:
+    if damage:
+        yield Piece(data, damage=damage)
+        return
+    start = 0
+    while start < len(data):
+        end = data.rfind(b"\n", start, start + BLOCK_BYTES) + 1 or data.find(b"\n", start) + 1 or len(data)
+        # Nothing behind a zero byte is trusted, so the rest of the allocation is not looked at.
+        zero = data.find(b"\0", start, end)
+        if zero >= 0:
+            whole = data.rfind(b"\n", start, zero) + 1 or start
+            if whole > start:
+                yield Piece(data[start:whole])
+            yield Piece(data[whole : zero + 1])
+            return
+        yield Piece(data[start:end])
+        start = end
