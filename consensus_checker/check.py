@@ -44,6 +44,9 @@ def check(source: Run | Iterable[Source] | History, *, path: str = "PATH") -> Ve
     """
     history = source if isinstance(source, History) else History.of(source)
     comparisons = _compare(history)
+    # Only who has read all lanes knows which steps all of them have.
+    if history.align_steps():
+        comparisons = _compare(history)
     # Only a lane's end says what it has dropped, so a run that dropped something is compared again.
     if dropped := history.dropped:
         history = history.without(dropped)
@@ -185,6 +188,7 @@ def _coverage(
             for comparison in comparisons
             if comparison.start
         },
+        throttled={rank: changes[0][0] for rank, changes in history.throttled.items()},
     )
 
 
@@ -226,10 +230,12 @@ def _no_finding(history: History, coverage: Coverage, comparisons: Sequence[Comp
         if coverage.compared_from:
             begins = (f"{place} from call {index} on" for place, index in coverage.compared_from.items())
             compared += f": {', '.join(begins)}"
+    if coverage.throttled:
+        compared += f", without the steps that {_throttled(coverage)}"
     if not lacking:
         basis = "all logs complete" if not coverage.dropped_up_to else "all logs complete at their end"
-        # Of what a ring has dropped nobody can say that it was alike.
-        level: Level = "medium" if coverage.dropped_up_to else "high"
+        # Of what a ring has dropped, or a throttle left out, nobody can say that it was alike.
+        level: Level = "medium" if coverage.dropped_up_to or coverage.throttled else "high"
         return Finding("consistent", 0, COVERAGE, f"no rank diverged: {compared}", level, (basis,))
     return Finding(
         "incomplete",
@@ -240,6 +246,12 @@ def _no_finding(history: History, coverage: Coverage, comparisons: Sequence[Comp
         silent=coverage.missing,
         evidence=silent_lines(coverage.missing),
     )
+
+
+def _throttled(coverage: Coverage) -> str:
+    ranks = sorted(coverage.throttled)
+    first = min(coverage.throttled.values())
+    return f"{ranks_text(ranks)} left out from step {first} on, because recording took too much time"
 
 
 def _why_nothing(history: History, coverage: Coverage) -> str:

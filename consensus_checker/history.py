@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from consensus_checker import headers
-from tracer.record import ENDED, IDLE, LANE_STATE, MAIN_LANE, Kind, Record
+from consensus_checker.steps import OWN, Gaps, Plan, in_full
+from tracer.record import ENDED, HEART_LANE, IDLE, LANE_STATE, MAIN_LANE, Kind, Record
 
 
 class Source(Protocol):
@@ -93,6 +94,8 @@ class Lane:
         dropped: kinds that are missing from some point on, on this lane only.
         state: the last record of all, where that says what the lane is at.
         is_done: it did all its work: it was completed, or stopped when it had nothing to do.
+        gaps: steps that are not there in full.
+        plan: how they are read, once all lanes are known.
     """
 
     def __init__(self, source: Source) -> None:
@@ -108,13 +111,20 @@ class Lane:
         self._dropped: tuple[str, ...] = ()
         self._notes: tuple[Record, ...] = ()
         self._state: Record | None = None
+        self._gaps = Gaps()
+        self._last_step = -1
+        self.plan: Plan | None = None
 
     def records(self) -> Iterator[Record]:
         anomalies = self._anomalies
-        looked_at = self._meetings | anomalies | {LANE_STATE}
+        looked_at = self._meetings | anomalies | OWN | {LANE_STATE}
         notes: list[Record] = []
+        gaps = Gaps()
         record: Record = {}
-        for record in self.source.records():
+        found = self.source.records()
+        if self.plan is not None:
+            found = in_full(found, self.plan, self.source.kinds)
+        for record in found:
             get = record.get
             kind = get("kind")
             if (
@@ -123,17 +133,22 @@ class Lane:
                 or type(kind) is not str
                 or type(get("phase", "")) is not str
             ):
-                return self._end(None, notes, {})
+                return self._end(None, notes, {}, gaps)
             if kind in looked_at:
                 if kind in anomalies:
                     notes.append(record)
+                elif kind in OWN:
+                    gaps.note(record)
                 elif kind != LANE_STATE and not _is_meeting(record):
-                    return self._end(None, notes, {})
+                    return self._end(None, notes, {}, gaps)
             yield record
-        self._end(None if self.source.torn else self.source.trailer, notes, record)
+        self._end(None if self.source.torn else self.source.trailer, notes, record, gaps)
 
-    def _end(self, trailer: Mapping[str, Any] | None, notes: list[Record], last: Record) -> None:
+    def _end(self, trailer: Mapping[str, Any] | None, notes: list[Record], last: Record, gaps: Gaps) -> None:
         self._is_read = True
+        if self.plan is None:
+            self._gaps = gaps
+            self._last_step = last.get("step", -1)
         self._notes = tuple(notes)
         self._state = last if last.get("kind") == LANE_STATE else None
         outcome, dropped = (trailer or {}).get("outcome"), (trailer or {}).get("dropped") or {}
@@ -144,6 +159,16 @@ class Lane:
     def _read(self) -> None:
         if not self._is_read:
             deque(self.records(), maxlen=0)
+
+    @property
+    def gaps(self) -> Gaps:
+        self._read()
+        return self._gaps
+
+    @property
+    def cut_step(self) -> int | None:
+        """Its last step, where nobody knows what came behind it."""
+        return self._last_step if self.outcome is None else None
 
     @property
     def outcome(self) -> str | None:
@@ -246,7 +271,7 @@ class History:
         """The run with the most ranks among the lanes of `source`; equal runs go by id."""
         given = source if isinstance(source, Iterable) else source.lanes
         unreadable = () if isinstance(source, Iterable) else getattr(source, "unreadable", ())
-        sound, faults = headers.sound(given)
+        sound, faults = headers.sound(lane for lane in given if lane.lane != HEART_LANE)
         doubts = [*unreadable, *(f"rank {rank}: {text}" for rank, text in faults)]
         unfit = {rank for rank, _ in faults}
         runs: dict[tuple[str, int], list[Lane]] = {}
@@ -288,6 +313,40 @@ class History:
             fields = {name: compared for name, compared in scope.fields.items() if name not in out}
             scopes.append(replace(scope, fields=fields))
         return replace(self, scopes=tuple(scopes))
+
+    def align_steps(self) -> bool:
+        """Have main lanes read so that steps which some have not in full can be compared; whether any has.
+
+        Reads every main lane to its end.
+        """
+        is_any = False
+        for ranks in self._partners():
+            lanes = [lane for rank in ranks if (lane := self.lane(rank, MAIN_LANE)) is not None]
+            if all(lane.gaps.is_empty for lane in lanes):
+                continue
+            plan = Plan.of([(lane.gaps, lane.cut_step) for lane in lanes])
+            for lane in lanes:
+                lane.plan = plan
+            is_any = True
+        return is_any
+
+    def _partners(self) -> list[set[int]]:
+        """Ranks that are compared with each other, in one scope or over several."""
+        found: list[set[int]] = []
+        for scope in self.scopes:
+            ranks = set(scope.ranks)
+            apart = [other for other in found if not other & ranks]
+            found = [*apart, ranks.union(*(other for other in found if other & ranks))]
+        return found
+
+    @property
+    def throttled(self) -> dict[int, tuple[tuple[int, int], ...]]:
+        """Rank -> (step, one in so many windows written behind it), where recording was held back."""
+        return {
+            lane.rank: tuple(lane.gaps.throttled)
+            for lane in self.lanes
+            if lane.name == MAIN_LANE and lane.gaps.throttled
+        }
 
     @property
     def dropped(self) -> dict[str, tuple[int, ...]]:

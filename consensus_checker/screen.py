@@ -194,6 +194,10 @@ def _unsure(verdict: Verdict) -> str:
     if coverage.dropped_up_to:
         ranks = ranks_text(sorted(coverage.dropped_up_to))
         doubts.append(f"of {ranks} the oldest records are gone, a ring has dropped them")
+    if coverage.throttled:
+        first = min(coverage.throttled.values())
+        ranks = ranks_text(sorted(coverage.throttled))
+        doubts.append(f"{ranks} left out steps from {first} on: recording took too much time")
     if coverage.other_runs:
         count = len(coverage.other_runs)
         doubts.append(

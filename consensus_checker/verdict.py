@@ -51,6 +51,8 @@ class Coverage:
         dropped_up_to: rank -> lane -> newest of its oldest records that a ring has dropped.
         compared_from: scope and lane, as `dp0 scheduler` -> index of the first call compared, where
             records were dropped.
+        throttled: rank -> first step behind which some are left out there, because recording took too much of
+            the loop's time; such steps are compared on no rank.
     """
 
     ranks_expected: int
@@ -64,6 +66,7 @@ class Coverage:
     dropped_kinds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     dropped_up_to: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     compared_from: Mapping[str, int] = field(default_factory=dict)
+    throttled: Mapping[int, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -78,6 +81,7 @@ class Coverage:
             "dropped_kinds": {kind: list(ranks) for kind, ranks in self.dropped_kinds.items()},
             "dropped_up_to": by_rank({rank: dict(lanes) for rank, lanes in self.dropped_up_to.items()}),
             "compared_from": dict(self.compared_from),
+            "throttled": by_rank(dict(self.throttled)),
         }
 
 

@@ -316,7 +316,7 @@ class Logs:
         )
         sink = self._sink(rank, lane)
         self._sinks.append(sink)
-        return Tracer(sink, top, clock)
+        return Tracer(sink, top, clock, has_steps=lane == SCHEDULER)
 
     def abandon(self) -> None:
         """Let go of all files without a last line: a lane without a trailer is what a cut log is."""

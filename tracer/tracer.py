@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from functools import cache
-from keyword import iskeyword
 from typing import Any
 
 import msgspec
 
 from tracer.chain import ALGORITHM, LINKS, Chain
+from tracer.emitters import Setting, Shape, emitter_code
 from tracer.idle import Idle
-from tracer.record import CHECKPOINT, COMMON, HEADER, THROTTLE, TRAILER, Kind, Outcome
+from tracer.record import CHECKPOINT, HEADER, THROTTLE, TRAILER, Kind, Outcome
 from tracer.segments import SegmentSink
 from tracer.sinks import NullSink, Sink, Warn, tell, warn_on_stderr
 from tracer.throttle import WINDOW_STEPS, Throttle
@@ -28,58 +27,12 @@ Emit = Callable[..., None]
 # Sets are missing on purpose: msgspec would write one in an order that differs between processes.
 PLAIN = frozenset({int, str, bool, float, type(None)})
 
-# A struct whose class was made for this kind is built and encoded in half the time of a dictionary, and names
-# here are closure cells or constants: anything else on this path costs more than the encoding.
-SOURCE = """
-def bind(
-    _tracer, _encode, _Line, _write, _window, _clock, _plain, _demand_plain, _dropped, _drop, _count, _links,
-    _full,
-):
-    _link = None if _links is None else _links.append
-    def emit({parameters}):
-        if _tracer.is_quiet:
-            return
-        if _dropped and {name!r} in _dropped:
-            _dropped[{name!r}] += 1
-            return
-        _seq = _tracer.seq
-        try:
-            if not ({plain}):
-                _demand_plain(({values}))
-            _line = _encode(_Line(_seq, _tracer.step, _clock(), {name!r}, {items}))
-        except Exception as _error:
-            _drop({name!r}, _error)
-            return
-{store}
-        _tracer.seq = _seq + 1{count}{chain}
-    return emit
-"""
-# Where the sink has no window.
-STORE_WRITE = "        _write(_line)"
-# The newline comes last: it is what makes the line a record.
-STORE_WINDOW = """\
-        _start = _window.used
-        _end = _start + len(_line)
-        if _end < _window.mark:
-            _buffer = _window.buffer
-            _buffer[_start:_end] = _line
-            _buffer[_end] = 10
-            _window.used = _end + 1
-        else:
-            _write(_line)"""
-# Only where old segments are dropped: without the number of what is gone nobody could align what is left.
-COUNT = "\n        _count[0] += 1"
-# For kinds that ranks must agree on: what they must agree on goes into the lane's next checkpoint.
-CHAIN = """
-        _link(({key}))
-        if len(_links) >= {links}:
-            _full()"""
-
 
 class Tracer:
     """Writes the records of one lane.
 
     Args:
+        has_steps: `begin_step` and `end_step` are called here; other lanes only carry the step's number.
         throttle: what limits the recorder's share of the loop's time; None is no limit.
 
     Attributes:
@@ -96,6 +49,7 @@ class Tracer:
         "_counters",
         "_counts",
         "_encode",
+        "_gates",
         "_has_steps",
         "_header_body",
         "_idle",
@@ -118,6 +72,7 @@ class Tracer:
         clock: Callable[[], int],
         *,
         warn: Warn | None = None,
+        has_steps: bool = False,
         throttle: Throttle | None = None,
     ) -> None:
         self.step = 0
@@ -137,8 +92,9 @@ class Tracer:
         self._idle = Idle(sink, self._counters)
         self._chains: dict[tuple[str, ...], Chain] = {}
         self._throttle = throttle
-        # Whether steps are told to begin and end here; other lanes only carry the step's number.
-        self._has_steps = False
+        self._has_steps = has_steps
+        # Kind -> empty, or why it is not written: True, it was dropped; False, the lane is quiet.
+        self._gates: dict[str, list[bool]] = {}
         self._step_seq = 0
         if not self.is_on:
             return
@@ -165,40 +121,53 @@ class Tracer:
             return silent
         if kind.counters:
             self._counters[kind.name] = kind.counters
-        window = self._sink.window if isinstance(self._sink, SegmentSink) else None
         compared = tuple(name for name in names if name in kind.compared) if kind.agree else None
-        chain = self._chains.setdefault(kind.agree, Chain(kind.agree)) if kind.agree else None
-        bind, line = _compiled(
-            kind.name,
-            phase,
-            names,
-            compared,
-            is_counted=self._counts is not None,
-            has_window=window is not None,
-        )
+        shape = Shape(kind.name, phase, names, names, compared)
+        bind, line = emitter_code(shape, self.setting)
         emit: Emit = bind(
-            self,
-            self._encode,
-            line,
-            self._sink.write,
-            window,
-            self._clock,
-            PLAIN,
-            demand_plain,
-            self.dropped,
-            self._drop,
-            self._counts.setdefault(kind.name, [0]) if self._counts is not None else None,
-            chain.links if chain is not None else None,
-            self._chain_is_full,
+            *self.parts(kind), line, *([self.count_of(kind)] if self.setting.is_counted else [])
         )
         return emit
 
+    @property
+    def setting(self) -> Setting:
+        """What generated code depends on."""
+        has_window = isinstance(self._sink, SegmentSink)
+        return Setting(self._counts is not None, has_window, self._has_steps)
+
+    def parts(self, kind: Kind) -> tuple[Any, ...]:
+        """What generated code is bound to, for records of `kind`, in the order of `emitters.BIND`."""
+        gate = self._gates.setdefault(kind.name, [False] if self.is_quiet else [])
+        links: list[Any] = []
+        if kind.agree:
+            links = self._chains.setdefault(kind.agree, Chain(kind.agree)).links
+        return (
+            self,
+            self._encode,
+            self._sink.write,
+            self._sink.window if isinstance(self._sink, SegmentSink) else None,
+            self._clock,
+            demand_plain,
+            self._drop,
+            self.dropped,
+            gate,
+            links.append,
+            links,
+            LINKS,
+            self._chain_is_full,
+        )
+
+    def count_of(self, kind: Kind) -> list[int]:
+        """The cell in which records of `kind` are counted, where they are."""
+        assert self._counts is not None, "this lane counts nothing"
+        return self._counts.setdefault(kind.name, [0])
+
     def begin_step(self, step: int) -> None:
         """A step of the loop begins. Only the lane that calls `end_step` too may call this."""
+        assert self._has_steps, "steps begin and end only where the tracer was told so"
         self.step = step
-        self._has_steps = True
         if self._throttle is not None:
-            self.is_quiet = not self._throttle.is_written(step)
+            self._be_quiet(not self._throttle.is_written(step))
         self._step_seq = self.seq
         if self.is_on:
             self._idle.begin(self.seq)
@@ -259,28 +228,36 @@ class Tracer:
         return stamp[:-1] + b"," + self._header_body[1:] if self._header_body != b"{}" else stamp
 
     def _chain_is_full(self) -> None:
-        """A lane with steps waits for the end of one: there every rank has come to the same record."""
-        if not self._has_steps:
-            for chain in self._chains.values():
-                if len(chain.links) >= LINKS:
-                    self._checkpoint(chain)
+        """For lanes without steps. Others wait for the end of one, where all ranks have come to the same."""
+        for chain in self._chains.values():
+            if len(chain.links) >= LINKS:
+                self._checkpoint(chain)
 
     def _checkpoint(self, chain: Chain) -> None:
         try:
             count, digest = chain.close()
         except Exception as error:
-            self._drop(CHECKPOINT.name, error)
+            self._drop([], CHECKPOINT.name, error)
             chain.links.clear()
             return
         self.note(CHECKPOINT, ",".join(chain.axes), count, digest)
 
     def _tell_throttle(self, throttle: Throttle) -> None:
-        quiet, self.is_quiet = self.is_quiet, False
         share, most = round(1000 * throttle.share), round(1000 * throttle.share_max)
+        self._be_quiet(False)
         self.note(THROTTLE, WINDOW_STEPS, throttle.one_in, share, most)
-        self.is_quiet = quiet
 
-    def _drop(self, name: str, error: Exception) -> None:
+    def _be_quiet(self, is_quiet: bool) -> None:
+        if is_quiet == self.is_quiet:
+            return
+        self.is_quiet = is_quiet
+        for gate in self._gates.values():
+            if not (gate and gate[0]):
+                gate[:] = [False] if is_quiet else []
+
+    def _drop(self, gate: list[bool], name: str, error: Exception) -> None:
+        """A kind that can't be written is dropped for good."""
+        gate[:] = [True]
         self.dropped[name] = 1
         tell(self._warn, f"records of kind {name} are dropped from here on (step {self.step}): {error}")
 
@@ -307,38 +284,3 @@ def demand_plain(values: Sequence[Any]) -> None:
             demand_plain((value.value,))
         else:
             raise TypeError(f"{kind.__name__} is not a plain value")
-
-
-@cache
-def _compiled(
-    name: str,
-    phase: str,
-    names: tuple[str, ...],
-    compared: tuple[str, ...] | None,
-    *,
-    is_counted: bool,
-    has_window: bool,
-) -> tuple[Callable[..., Emit], type[msgspec.Struct]]:
-    """The function that binds an emitter to its tracer, and the class of its lines.
-
-    Compiled once, as many lanes write the same kinds.
-    """
-    for field in names:
-        is_usable = field.isidentifier() and not iskeyword(field) and not field.startswith("_")
-        assert is_usable, f"kind {name}: field {field!r} can't be a parameter"
-    own = ["phase", *names] if phase else list(names)
-    line = msgspec.defstruct("Line", [(field, Any) for field in (*COMMON, *own)], gc=False)
-    key = [repr(name), repr(phase), *(compared or ())]
-    source = SOURCE.format(
-        name=name,
-        parameters=", ".join([*names, "/"]) if names else "",
-        plain=" and ".join(f"type({field}) in _plain" for field in names) or "True",
-        values="".join(f"{field}, " for field in names),
-        items=", ".join([repr(phase), *names] if phase else names),
-        store=STORE_WINDOW if has_window else STORE_WRITE,
-        count=COUNT if is_counted else "",
-        chain=CHAIN.format(key=", ".join(key), links=LINKS) if compared is not None else "",
-    )
-    namespace: dict[str, Any] = {}
-    exec(source, namespace)
-    return namespace["bind"], line

@@ -1,0 +1,194 @@
+"""Decorators that record a call and its result: what is compared is projected, the rest is never looked at.
+
+Owns the generated wrapper. It has the parameters of the function that it wraps, so that nothing is bound by
+name at a call, and reads the attributes that a projection names. Where recording is off there is no wrapper.
+
+    @traced(tracer, MATCH, params={"rid": "req.rid", "tokens": "len(req.ids)"}, result={"hit": "result[0]"})
+    def match_prefix(self, req, limit): ...
+
+    call   rid, tokens   ->  record, phase call
+    ...                      the function runs; what it raises goes on to its caller
+    result hit           ->  record, phase return       or the type of what was raised, phase raise
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import update_wrapper
+from threading import get_ident
+from typing import Any, TypeVar
+
+from tracer.emitters import Setting, Shape, bind_code, indented, line_class, record_code
+from tracer.record import Kind
+from tracer.tracer import Tracer
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# The name under which a projection of the result knows it.
+RESULT = "result"
+# What an outcome record carries when the function raised.
+ERROR = "error"
+
+BODY = """\
+if _gate or _ident() != _thread:
+{pass_on}
+{call}try:
+    result = {awaited}_function({arguments})
+except BaseException as _raised:
+    _error_type = type(_raised).__name__
+{raised}    raise
+{returned}return result
+"""
+
+
+def traced(
+    tracer: Tracer | None,
+    kind: Kind,
+    *,
+    params: Mapping[str, str] | Sequence[str] = (),
+    result: Mapping[str, str] | Sequence[str] = (),
+) -> Callable[[F], F]:
+    """Record every call of a function, by the thread that decorates it.
+
+    Args:
+        tracer: the lane of that thread; None, or one that is off, gives back the function itself.
+        kind: must declare every field of `params` and `result`; a field `error` is filled where it has one.
+        params: field -> expression over the parameters; or names of parameters.
+        result: field -> expression over the parameters and `result`; or `["result"]`.
+
+    Raises:
+        ValueError: a projection is no expression, or the kind lacks a field.
+    """
+
+    def decorate(function: F) -> F:
+        if tracer is None or not tracer.is_on:
+            return function
+        return _wrapped(function, tracer, kind, _fields(params), _fields(result))
+
+    return decorate
+
+
+def _fields(given: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
+    return dict(given) if isinstance(given, Mapping) else {name: name for name in given}
+
+
+def _wrapped(
+    function: F, tracer: Tracer, kind: Kind, params: Mapping[str, str], result: Mapping[str, str]
+) -> F:
+    shapes = [_shape(kind, "call", params), _shape(kind, "return", result)]
+    if ERROR in kind.fields:
+        shapes.append(_shape(kind, "raise", {ERROR: "_error_type"}))
+    signature = inspect.signature(function)
+    code = _code(function, signature, shapes, tracer.setting)
+    namespace = _globals(function)
+    exec(compile(code, f"<traced {function.__qualname__}>", "exec"), namespace)
+    counts = [tracer.count_of(kind)] * len(shapes) if tracer.setting.is_counted else []
+    defaults = [
+        parameter.default
+        for parameter in signature.parameters.values()
+        if parameter.default is not inspect.Parameter.empty
+    ]
+    wrapper = namespace["bind"](
+        *tracer.parts(kind),
+        *map(line_class, shapes),
+        *counts,
+        function,
+        get_ident(),
+        get_ident,
+        *defaults,
+    )
+    update_wrapper(wrapper, function)
+    recorded: F = wrapper
+    return recorded
+
+
+def _shape(kind: Kind, phase: str, projections: Mapping[str, str]) -> Shape:
+    missing = [name for name in projections if name not in kind.fields]
+    if missing:
+        raise ValueError(f"kind {kind.name}: {missing} are not among its fields {kind.fields}")
+    for name, text in projections.items():
+        try:
+            ast.parse(text, mode="eval")
+        except SyntaxError as error:
+            raise ValueError(
+                f"kind {kind.name}, field {name}: {text!r} is no expression: {error.msg}"
+            ) from None
+    computed = {f"_v_{name}": text for name, text in projections.items() if not text.isidentifier()}
+    values = tuple(f"_v_{name}" if f"_v_{name}" in computed else text for name, text in projections.items())
+    pairs = zip(projections, values, strict=True)
+    compared = tuple(value for name, value in pairs if name in kind.compared) if kind.agree else None
+    return Shape(kind.name, phase, tuple(projections), values, compared, tuple(computed.items()))
+
+
+def _globals(function: Callable[..., Any]) -> dict[str, Any]:
+    """Names that a projection may use: those that the function's own code may."""
+    return dict(getattr(inspect.unwrap(function), "__globals__", {}))
+
+
+def _code(
+    function: Callable[..., Any], signature: inspect.Signature, shapes: Sequence[Shape], setting: Setting
+) -> str:
+    is_async = inspect.iscoroutinefunction(function)
+    parameters, arguments, cells = _parameters(signature)
+    awaited = "await " if is_async else ""
+    codes = [record_code(shape, at, setting) for at, shape in enumerate(shapes)]
+    body = BODY.format(
+        pass_on=f"    return {awaited}_function({arguments})",
+        call=codes[0],
+        awaited=awaited,
+        arguments=arguments,
+        raised=indented(codes[2], 4) if len(codes) > 2 else "",
+        returned=codes[1],
+    )
+    name = "wrapper"
+    return bind_code(
+        shapes,
+        setting,
+        signature=f"{name}({parameters})",
+        name=name,
+        body=body,
+        more=["_function", "_thread", "_ident", *cells],
+        is_async=is_async,
+    )
+
+
+def _parameters(signature: inspect.Signature) -> tuple[str, str, list[str]]:
+    """The same parameters, the arguments that pass them on, and a cell for each default."""
+    kinds = inspect.Parameter
+    parameters: list[str] = []
+    arguments: list[str] = []
+    cells: list[str] = []
+    is_star_due = True
+    has_positional_only = False
+    for name, parameter in signature.parameters.items():
+        if has_positional_only and parameter.kind is not kinds.POSITIONAL_ONLY:
+            parameters.append("/")
+            has_positional_only = False
+        if parameter.kind is kinds.POSITIONAL_ONLY:
+            has_positional_only = True
+        if parameter.kind is kinds.VAR_POSITIONAL:
+            is_star_due = False
+            parameters.append(f"*{name}")
+            arguments.append(f"*{name}")
+            continue
+        if parameter.kind is kinds.VAR_KEYWORD:
+            parameters.append(f"**{name}")
+            arguments.append(f"**{name}")
+            continue
+        if parameter.kind is kinds.KEYWORD_ONLY:
+            if is_star_due:
+                parameters.append("*")
+                is_star_due = False
+            arguments.append(f"{name}={name}")
+        else:
+            arguments.append(name)
+        if parameter.default is kinds.empty:
+            parameters.append(name)
+        else:
+            cells.append(f"_default_{name}")
+            parameters.append(f"{name}=_default_{name}")
+    if has_positional_only:
+        parameters.append("/")
+    return ", ".join(parameters), ", ".join(arguments), cells

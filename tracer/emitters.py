@@ -1,0 +1,191 @@
+"""Source of the functions that write records: what every line costs is decided here.
+
+Owns the generated code. A function is compiled once for a shape of record and bound to a tracer by closure
+cells: keyword arguments, a loop over fields, or a dictionary would cost more than the encoding.
+
+    seq, step, time, kind [, phase], values  ->  struct made for this shape  ->  line  ->  window of the sink
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from keyword import iskeyword
+from typing import Any
+
+import msgspec
+
+from tracer.record import COMMON
+
+# What is written behind the values, where the sink has no window of its own.
+WRITE = """\
+    _write(_line)
+"""
+# The newline comes last: it is what makes the line a record.
+STORE = """\
+    _start = _window.used
+    _end = _start + len(_line)
+    if _end < _window.mark:
+        _buffer = _window.buffer
+        _buffer[_start:_end] = _line
+        _buffer[_end] = 10
+        _window.used = _end + 1
+    else:
+        _write(_line)
+"""
+# Types are looked at before anything is written, against those of the last record: mostly they are the same.
+RECORD = """\
+try:
+{computed}    if not ({same_types}):
+        _demand_plain(({values}))
+{remember}
+    _line = _encode({line}(_tracer.seq, _tracer.step, _clock(), {leading}{values}))
+except Exception as _error:
+    _drop(_gate, {name!r}, _error)
+else:
+{store}    _tracer.seq += 1
+{after}"""
+# Only where old segments are dropped: without the number of what is gone nobody could align what is left.
+COUNT = "    _count_{at}[0] += 1\n"
+# What ranks must agree on goes into the lane's next checkpoint.
+LINK = "    _link(({key}))\n"
+# A lane with steps looks at the end of each; another one has to ask itself.
+FULL = "    if len(_links) >= _links_max:\n        _full()\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One record as generated code writes it.
+
+    Attributes:
+        values: the name of a variable for each field, in order.
+        compared: those of the variables whose values ranks must agree on; None where nothing is compared.
+        computed: variable -> the expression that it is given before anything else.
+    """
+
+    name: str
+    phase: str
+    fields: tuple[str, ...]
+    values: tuple[str, ...]
+    compared: tuple[str, ...] | None
+    computed: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the generated code depends on besides its records.
+
+    Attributes:
+        is_counted: records are counted by kind, because old ones are dropped.
+        has_window: lines are stored straight into the sink's file.
+        has_steps: checkpoints are made at the end of steps.
+    """
+
+    is_counted: bool
+    has_window: bool
+    has_steps: bool
+
+
+def record_code(shape: Shape, at: int, setting: Setting) -> str:
+    """Statements that write one record; `at` tells the records of one function apart."""
+    values = shape.values
+    types = [f"_t{at}_{number}" for number in range(len(values))]
+    pairs = list(zip(values, types, strict=True))
+    remember = "".join(f"        {kind} = type({value})\n" for value, kind in pairs) or "        pass\n"
+    after = COUNT.format(at=at) if setting.is_counted else ""
+    if shape.compared is not None:
+        after += LINK.format(key=", ".join([repr(shape.name), repr(shape.phase), *shape.compared]))
+        after += "" if setting.has_steps else FULL
+    return RECORD.format(
+        computed="".join(f"    {name} = {text}\n" for name, text in shape.computed),
+        same_types=" and ".join(f"type({value}) is {kind}" for value, kind in pairs) or "True",
+        values="".join(f"{value}, " for value in values),
+        remember=remember.rstrip("\n"),
+        line=f"_Line_{at}",
+        leading=f"{shape.name!r}, " + (f"{shape.phase!r}, " if shape.phase else ""),
+        name=shape.name,
+        store=STORE if setting.has_window else WRITE,
+        after=after,
+    )
+
+
+def type_cells(shape: Shape, at: int) -> list[str]:
+    """Names of the cells that keep the types of the last record's values."""
+    return [f"_t{at}_{number}" for number in range(len(shape.values))]
+
+
+def line_class(shape: Shape) -> type[msgspec.Struct]:
+    """The class of a shape's lines. Building and encoding one takes half the time of a dictionary."""
+    for field in shape.fields:
+        is_usable = field.isidentifier() and not iskeyword(field) and not field.startswith("_")
+        assert is_usable, f"kind {shape.name}: field {field!r} can't be a parameter"
+    own = ["phase", *shape.fields] if shape.phase else list(shape.fields)
+    return msgspec.defstruct("Line", [(field, Any) for field in (*COMMON, *own)], gc=False)
+
+
+def indented(code: str, depth: int) -> str:
+    return "".join(f"{' ' * depth}{line}\n" for line in code.splitlines())
+
+
+BIND = """\
+def bind(
+    _tracer, _encode, _write, _window, _clock, _demand_plain, _drop, _dropped, _gate, _link, _links,
+    _links_max, _full, {cells}
+):
+{types}
+    {word}def {signature}:
+{body}
+    return {name}
+"""
+EMIT = """\
+if _gate:
+    if _gate[0]:
+        _dropped[{name!r}] += 1
+    return
+"""
+
+
+def bind_code(
+    shapes: Sequence[Shape],
+    setting: Setting,
+    *,
+    signature: str,
+    name: str,
+    body: str,
+    more: Sequence[str] = (),
+    is_async: bool = False,
+) -> str:
+    """A function `bind` that makes the function `name` out of a tracer and its parts."""
+    cells = [f"_Line_{at}" for at in range(len(shapes))]
+    if setting.is_counted:
+        cells += [f"_count_{at}" for at in range(len(shapes))]
+    cells += more
+    types = [cell for at, shape in enumerate(shapes) for cell in type_cells(shape, at)]
+    first = f"    {' = '.join(types)} = None\n" if types else ""
+    said = f"nonlocal {', '.join(types)}\n" if types else ""
+    return BIND.format(
+        cells=", ".join(cells),
+        types=first,
+        word="async " if is_async else "",
+        signature=signature,
+        body=indented(said + body, 8),
+        name=name,
+    )
+
+
+@cache
+def emitter_code(shape: Shape, setting: Setting) -> tuple[Callable[..., Any], type[msgspec.Struct]]:
+    """The `bind` of a function that takes a record's values by position, and the class of its lines."""
+    parameters = ", ".join([*shape.fields, "/"]) if shape.fields else ""
+    code = bind_code(
+        [shape],
+        setting,
+        signature=f"emit({parameters})",
+        name="emit",
+        body=EMIT.format(name=shape.name) + record_code(shape, 0, setting),
+    )
+    namespace: dict[str, Any] = {}
+    line = line_class(shape)
+    exec(code, namespace)
+    return namespace["bind"], line
