@@ -47,9 +47,12 @@ from hicache.storage.make import make_backend
 from hicache.topology import Topology
 from hicache.transport.meetings import LOST, LostPeerError
 from hicache.workload import FrontDoor, TraceFile, Workload, parse_commands
-from tracer.record import Outcome, header
+from tracer.heart import Heart
+from tracer.pack import PackAtOnce, Packer
+from tracer.record import HEART_LANE, Outcome, header
 from tracer.segments import SegmentSink
 from tracer.sinks import SUMMARY_NAME, MemorySink, NullSink, Sink, write_meta
+from tracer.throttle import Throttle
 from tracer.tracer import Tracer
 
 TOOL_VERSION = "0.1.0"
@@ -57,11 +60,27 @@ TOOL_VERSION = "0.1.0"
 RANK_ERRORS = (AckError, AssertionError, ForkError, MeetingError, PoolError, PromiseError)
 # How a lane's wait begins that is for other ranks; any other wait is for work, or for a copy.
 MEETINGS = ("all_reduce ", "broadcast ", "recv ", "taken ", "storage ")
-TRACE_LIMIT_BYTES = 64 << 20
+# How long an end waits for sealed files to be compressed.
+PACKING_S = 20.0
 
 Trace = Literal["full", "ring", "memory", "off"]
 Mode = Literal["sim", "threads", "gloo"]
 Progress = Callable[[int, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceLimits:
+    """What recording may take.
+
+    Attributes:
+        ring_bytes: a rank, of disk, under `ring`.
+        ring_age_s: under `ring`, sealed files older than this go too; None: only size counts.
+        share: of the loop's time, in real time; beyond, some steps are left out. None: as much as it needs.
+    """
+
+    ring_bytes: int = 64 << 20
+    ring_age_s: float | None = None
+    share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +302,7 @@ class Logs:
     Args:
         out: folder; None writes no file.
         trace: `full`, `ring` (the newest of each lane), `memory`, or `off`.
-        limit_bytes: of a rank's files under `ring`.
+        is_real: the run is in real time: lanes have a heart, and files are compressed in a thread of its own.
     """
 
     def __init__(
@@ -292,18 +311,36 @@ class Logs:
         out: Path | None,
         trace: Trace,
         *,
-        limit_bytes: int = TRACE_LIMIT_BYTES,
+        limits: TraceLimits | None = None,
+        is_real: bool = False,
         warn: Callable[[str], None] | None = None,
     ) -> None:
         self._plan = plan
         self._out = out
         self.trace = trace
-        self._limit_bytes = limit_bytes
+        self._limits = limits or TraceLimits()
+        self._is_real = is_real
+        self._packer = (Packer() if is_real else PackAtOnce()) if trace == "ring" else None
+        self._hearts: list[Heart] = []
         self._warn = warn or Warnings()
         self._kept: dict[tuple[int, str], MemorySink] = {}
         self._sinks: list[Sink] = []
 
     def tracer(self, rank: int, lane: str, clock: Callable[[], int]) -> Tracer:
+        return self._tracer(self._sink(rank, lane), rank, lane, clock)
+
+    def heart(self, rank: int, tracers: Mapping[str, Tracer], clock: Callable[[], int]) -> Heart | None:
+        """What beats beside these lanes, started; None where nothing is written, or time is not real."""
+        if not self._is_real or self._out is None or self.trace not in ("full", "ring"):
+            return None
+        sink = self._sink(rank, HEART_LANE)
+        tracer = self._tracer(sink, rank, HEART_LANE, clock)
+        heart = Heart(tracer, sink, tracers, self._out, rank, clock=clock, main=SCHEDULER)
+        self._hearts.append(heart)
+        heart.start()
+        return heart
+
+    def _tracer(self, sink: Sink, rank: int, lane: str, clock: Callable[[], int]) -> Tracer:
         config = self._plan.config
         top = header(
             config.topology.place(rank),
@@ -314,12 +351,20 @@ class Logs:
             config=config.describe(),
             config_digest=config.digest(),
         )
-        sink = self._sink(rank, lane)
         self._sinks.append(sink)
-        return Tracer(sink, top, clock, has_steps=lane == SCHEDULER)
+        share = self._limits.share if self._is_real and lane == SCHEDULER else None
+        throttle = Throttle(share) if share is not None else None
+        return Tracer(sink, top, clock, has_steps=lane == SCHEDULER, throttle=throttle)
+
+    def settle(self) -> None:
+        """Wait, but not for ever, until what was sealed is compressed."""
+        if isinstance(self._packer, Packer):
+            self._packer.drain(PACKING_S)
 
     def abandon(self) -> None:
         """Let go of all files without a last line: a lane without a trailer is what a cut log is."""
+        for heart in self._hearts:
+            heart.abandon()
         for sink in self._sinks:
             sink.close()
 
@@ -334,15 +379,25 @@ class Logs:
             return NullSink()
         if lane == SCHEDULER:
             write_meta(self._out, rank, warn=self._warn)
-        limit = self._share(lane) if self.trace == "ring" else None
-        return SegmentSink(self._out, rank, lane, warn=self._warn, limit_bytes=limit)
+        if self.trace == "full":
+            return SegmentSink(self._out, rank, lane, warn=self._warn)
+        return SegmentSink(
+            self._out,
+            rank,
+            lane,
+            warn=self._warn,
+            limit_bytes=self._share(lane),
+            age_s=self._limits.ring_age_s,
+            packer=self._packer,
+        )
 
     def _share(self, lane: str) -> int:
         """A lane's part of what a rank may keep: the scheduler, which says most, gets half."""
-        others = len(lane_names(self._plan.config)) - 1
+        limit_bytes = self._limits.ring_bytes
+        others = len(lane_names(self._plan.config)) - 1 + self._is_real
         if not others:
-            return self._limit_bytes
-        return self._limit_bytes // 2 if lane == SCHEDULER else self._limit_bytes // 2 // others
+            return limit_bytes
+        return limit_bytes // 2 if lane == SCHEDULER else limit_bytes // 2 // others
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +436,7 @@ class RankJob:
         self._faults = plan.faults
         lanes = lane_names(config)
         self.tracers = {lane: logs.tracer(rank, lane, outside.clock.now_ns) for lane in lanes}
+        self._heart = logs.heart(rank, self.tracers, outside.clock.now_ns)
         probes = {lane: Probes(tracer) for lane, tracer in self.tracers.items()}
         ledger = Ledger()
         ports = _ports(plan, rank, self.door, outside, probes, ledger)
@@ -431,6 +487,8 @@ class RankJob:
             reason = f"{where}{describe(error)}"
         elif all(task.is_finished for task in self.tasks.values()):
             outcome, reason = "completed", ""
+        if self._heart is not None:
+            self._heart.stop(outcome)
         door = self.door
         return Ending(
             rank=self.rank,

@@ -22,7 +22,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
@@ -30,13 +30,13 @@ from typing import IO, Any
 import hicache
 from hicache.errors import ConfigError, HiCacheError, WorkloadError
 from hicache.job import (
-    TRACE_LIMIT_BYTES,
     Ending,
     Plan,
     PlanSpec,
     Progress,
     Result,
     Trace,
+    TraceLimits,
     Warnings,
     result_of,
     write_summary,
@@ -64,7 +64,7 @@ def run_gloo(
     *,
     out: Path,
     trace: Trace = "full",
-    trace_limit: int = TRACE_LIMIT_BYTES,
+    trace_limits: TraceLimits | None = None,
     timeout_s: float = TIMEOUT_S,
     progress: Progress | None = None,
 ) -> Result:
@@ -72,7 +72,7 @@ def run_gloo(
 
     Args:
         plan: what `spec` says, for the summary.
-        out, trace, trace_limit, progress: as of `sim.world.simulate`; `memory` is not for processes.
+        out, trace, trace_limits, progress: as of `sim.world.simulate`; `memory` is not for processes.
         timeout_s: a wait for another rank or for storage that is older ends the run as hung.
 
     Raises:
@@ -92,7 +92,8 @@ def run_gloo(
         path = Path(folder) / "plan.json"
         path.write_text(spec.to_json(), encoding="utf-8")
         words = ["--plan", str(path), "--out", str(out), "--trace", trace, "--report"]
-        words += ["--trace-limit", str(trace_limit), "--timeout", str(timeout_s)]
+        limits = json.dumps(asdict(trace_limits or TraceLimits()))
+        words += ["--trace-limits", limits, "--timeout", str(timeout_s)]
         for tries_left in reversed(range(PORT_TRIES)):
             crew = _Crew(count, warnings, progress)
             try:

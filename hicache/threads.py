@@ -7,7 +7,6 @@ from pathlib import Path
 
 from hicache.job import (
     RANK_ERRORS,
-    TRACE_LIMIT_BYTES,
     Ending,
     Logs,
     Plan,
@@ -15,6 +14,7 @@ from hicache.job import (
     RankJob,
     Result,
     Trace,
+    TraceLimits,
     Warnings,
     result_of,
     write_summary,
@@ -35,14 +35,14 @@ def run_threads(
     *,
     out: Path | None = None,
     trace: Trace = "full",
-    trace_limit: int = TRACE_LIMIT_BYTES,
+    trace_limits: TraceLimits | None = None,
     timeout_s: float = TIMEOUT_S,
     progress: Progress | None = None,
 ) -> Result:
     """Run `plan` to its end, each rank on a thread of its own.
 
     Args:
-        out, trace, trace_limit, progress: as of `sim.world.simulate`.
+        out, trace, trace_limits, progress: as of `sim.world.simulate`.
         timeout_s: a wait for another rank or for storage that is older ends the run as hung.
 
     Raises:
@@ -50,7 +50,7 @@ def run_threads(
         ConfigError: a substitution could not be wired in; no file has been made.
     """
     parts = [plan.parts(rank) for rank in range(plan.config.topology.world_size)]
-    job = _ThreadsJob(plan, out, trace, trace_limit, timeout_s)
+    job = _ThreadsJob(plan, out, trace, trace_limits, timeout_s)
     for own in parts:
         job.add(own)
     try:
@@ -66,13 +66,18 @@ class _ThreadsJob:
     """The ranks of one run, their loops and their threads."""
 
     def __init__(
-        self, plan: Plan, out: Path | None, trace: Trace, trace_limit: int, timeout_s: float
+        self,
+        plan: Plan,
+        out: Path | None,
+        trace: Trace,
+        trace_limits: TraceLimits | None,
+        timeout_s: float,
     ) -> None:
         self._plan = plan
         self._out = out
         self._timeout_s = timeout_s
         self._warnings = Warnings()
-        self._logs = Logs(plan, out, trace, limit_bytes=trace_limit, warn=self._warnings)
+        self._logs = Logs(plan, out, trace, limits=trace_limits, is_real=True, warn=self._warnings)
         self._watch = Watch()
         self._network = thread_network(plan.config.topology)
         self._stored: dict[str, bytes] = {}
@@ -128,6 +133,7 @@ class _ThreadsJob:
             Exception: what a rank raised, unless that is an outcome of the run.
         """
         result = self._result()
+        self._logs.settle()
         self._summarise(result)
         for job, _, _ in self._ranks:
             if job.failure is not None and not isinstance(job.failure, RANK_ERRORS):

@@ -28,12 +28,12 @@ from typing import Any
 from hicache.errors import ConfigError, WorkloadError
 from hicache.job import (
     RANK_ERRORS,
-    TRACE_LIMIT_BYTES,
     Ending,
     Logs,
     Plan,
     PlanSpec,
     RankJob,
+    TraceLimits,
     result_of,
     write_summary,
 )
@@ -43,7 +43,6 @@ from hicache.transport.drive import DriveLoop, End, Watch
 from hicache.transport.gloo import GlooWorld
 from hicache.transport.meetings import LaneTransport, LostPeerError, Seat
 from tracer.record import Outcome
-from tracer.sinks import segment_name
 
 USAGE, UNREADABLE = 2, 3
 # How long a rank that hangs stays, so that its peers find out by themselves where they hang.
@@ -123,11 +122,13 @@ class _Worker:
         self._is_joined = True
         if options.trace != "off":
             refuse_own_logs(self._out, world.rank)
-        logs = Logs(plan, self._out, options.trace, limit_bytes=options.trace_limit, warn=self._reports.warn)
+        limits = TraceLimits(**json.loads(options.trace_limits))
+        logs = Logs(plan, self._out, options.trace, limits=limits, is_real=True, warn=self._reports.warn)
         job = self._job(world, logs)
         with switching_often():
             self._loop.run(on_switch=lambda: self._reports.progress(job))
         ending = self._end(job, world)
+        logs.settle()
         self._reports.say("ending", asdict(ending))
         world.publish(json.dumps(asdict(ending)))
         self._summarise(ending, world)
@@ -207,7 +208,7 @@ def refuse_own_logs(out: Path, rank: int) -> None:
     Raises:
         ConfigError: this rank's log is there already.
     """
-    if (out / segment_name(rank, "scheduler", 0)).exists():
+    if any(out.glob(f"rank{rank:04d}.*.jsonl*")):
         raise ConfigError(f"--out {out} holds logs of rank {rank} already; another folder is needed")
 
 
@@ -236,7 +237,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--plan", type=Path, required=True, help="written by hicache run --plan-out")
     parser.add_argument("--out", type=Path, required=True, help="folder for logs")
     parser.add_argument("--trace", choices=("full", "ring", "off"), default="full")
-    parser.add_argument("--trace-limit", type=int, default=TRACE_LIMIT_BYTES, help="bytes a rank, of a ring")
+    parser.add_argument("--trace-limits", default="{}", help="fields of job.TraceLimits, as JSON")
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds of a wait that hangs")
     parser.add_argument("--report", action="store_true", help="for hicache run: JSON lines on stdout")
     return parser.parse_args(words)

@@ -85,6 +85,16 @@ def first_line(path: Path) -> bytes:
     return line
 
 
+def last_line(path: Path, bytes_max: int) -> bytes:
+    """The last line that is not a block line, if it begins within the last `bytes_max`; else its end."""
+    with opened(path) as file:
+        end = b""
+        for chunk in _chunks(file):
+            end = b"" if isinstance(chunk, DamagedError) else (end + chunk)[-bytes_max:]
+    lines = [line for line in end.split(b"\n") if line and not line.startswith(_BEGIN[1:])]
+    return lines[-1] if lines else b""
+
+
 def pieces(path: Path, *, is_blocked: bool = True) -> Iterator[Piece]:
     """The file from its start, in pieces of whole lines.
 

@@ -152,7 +152,9 @@ def write_meta(folder: str | os.PathLike[str], rank: int, *, warn: Warn | None =
     path = Path(folder) / meta_name(rank)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(facts) + "\n", encoding="utf-8")
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(json.dumps(facts) + "\n")
     except OSError as error:
         tell(warn or warn_on_stderr, f"{path} was not written: {error.strerror}")
 

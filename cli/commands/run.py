@@ -82,6 +82,8 @@ def run(
     plugin: opt.Plugins = None,
     trace: opt.TraceMode = "full",
     trace_limit: opt.TraceLimit = 64 << 20,
+    trace_age: opt.TraceAge = None,
+    trace_share: opt.TraceShare = None,
     overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -127,6 +129,8 @@ def run(
             "retry_poll_interval": has_storage,
             "retry_max_attempts": has_storage,
             "trace_limit": "" if trace == "ring" else "--trace ring",
+            "trace_age": "" if trace == "ring" else "--trace ring",
+            "trace_share": "" if mode != "sim" else "--mode threads or gloo",
             "timeout": "" if mode != "sim" or plan_out else "--mode threads or gloo, or --plan-out",
             "seed": "something to draw: --schedule and the requests are given"
             if schedule and has_own_seed
@@ -185,7 +189,8 @@ def run(
     # Opened now, so that a file that can't be read is told before a folder is touched.
     for replica in range(dp):
         plan.workload(replica)
-    how = How(cast("Mode", mode), cast("Trace", trace), trace_limit, timeout, spec)
+    share = trace_share / 100 if trace_share is not None else None
+    how = How(cast("Mode", mode), cast("Trace", trace), (trace_limit, trace_age, share), timeout, spec)
     if plan_out is not None:
         return write_plan(spec, plan_out, out, how)
     return execute(plan, out, how, overwrite=overwrite, json=json, quiet=quiet)
@@ -196,14 +201,14 @@ class How:
     """In which mode a plan is run and what is kept of it.
 
     Attributes:
-        trace_limit: bytes a rank, of a ring.
+        trace_limits: the fields of `job.TraceLimits`.
         timeout_s: of a wait, outside of the simulator.
         spec: the plan in plain values; needed by processes.
     """
 
     mode: Mode = "sim"
     trace: Trace = "full"
-    trace_limit: int = 64 << 20
+    trace_limits: tuple[int, float | None, float | None] = (64 << 20, None, None)
     timeout_s: float = 60.0
     spec: PlanSpec | None = None
 
@@ -412,7 +417,7 @@ def record(
             return run_in_mode(plan, out, how, progress)
     except KeyboardInterrupt as error:
         is_told = isinstance(error, TerminatedError)
-        has_logs = any(file.suffix == ".jsonl" for file in own_files(out))
+        has_logs = any(".jsonl" in file.name for file in own_files(out))
         what = "stopped by SIGTERM" if is_told else "interrupted"
         tell(f"{what}{f'; the logs up to here are in {out}' if has_logs else ''}")
         if is_told:
@@ -442,6 +447,9 @@ def heeding_sigterm() -> Iterator[None]:
 
 def run_in_mode(plan: Plan, out: Path, how: How, progress: Progress | None) -> Result:
     """One run where its mode says."""
+    from hicache.job import TraceLimits
+
+    limits = TraceLimits(*how.trace_limits)
     if how.mode == "gloo":
         from hicache.launch import run_gloo
 
@@ -451,7 +459,7 @@ def run_in_mode(plan: Plan, out: Path, how: How, progress: Progress | None) -> R
             plan,
             out=out,
             trace=how.trace,
-            trace_limit=how.trace_limit,
+            trace_limits=limits,
             timeout_s=how.timeout_s,
             progress=progress,
         )
@@ -462,13 +470,13 @@ def run_in_mode(plan: Plan, out: Path, how: How, progress: Progress | None) -> R
             plan,
             out=out,
             trace=how.trace,
-            trace_limit=how.trace_limit,
+            trace_limits=limits,
             timeout_s=how.timeout_s,
             progress=progress,
         )
     from hicache.sim.world import simulate
 
-    return simulate(plan, out=out, trace=how.trace, trace_limit=how.trace_limit, progress=progress)
+    return simulate(plan, out=out, trace=how.trace, trace_limits=limits, progress=progress)
 
 
 def demand_open_files(config: Config, mode: Mode) -> None:

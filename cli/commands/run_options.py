@@ -341,3 +341,24 @@ TraceLimit = Annotated[
         min=1 << 16,
     ),
 ]
+TraceAge = Annotated[
+    float | None,
+    _option(
+        panel=RECORDING,
+        metavar="SECONDS",
+        help="Under --trace ring, files that were closed longer ago go too.",
+        show_default=False,
+        min=1,
+    ),
+]
+TraceShare = Annotated[
+    float | None,
+    _option(
+        panel=RECORDING,
+        metavar="PERCENT",
+        help="Of the loop's time that recording may take; beyond, some steps are left out.",
+        show_default=False,
+        min=0.1,
+        max=90,
+    ),
+]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -98,14 +97,14 @@ def lost_files(plan: Plan, result: Result, out: Path, *, is_traced: bool) -> lis
 
 def _state_of(out: Path, rank: int, lane: str) -> str:
     """What is there of one lane: `whole`, `cut` (its last line is missing) or `missing`."""
-    files = sorted(out.glob(f"rank{rank:04d}.{lane}.*.jsonl"))
+    from tracer.blocks import last_line
+
+    files = sorted(out.glob(f"rank{rank:04d}.{lane}.*.jsonl*"))
     if not files:
         return "missing"
     try:
-        with files[-1].open("rb") as file:
-            file.seek(-min(TRAILER_BYTES_MAX, file.seek(0, os.SEEK_END)), os.SEEK_END)
-            last = file.read().rstrip(b"\n").rsplit(b"\n", 1)[-1]
-            return "whole" if json.loads(last)["kind"] == TRAILER else "cut"
+        last = last_line(files[-1], TRAILER_BYTES_MAX)
+        return "whole" if json.loads(last)["kind"] == TRAILER else "cut"
     except (OSError, ValueError, LookupError, TypeError):
         return "cut"
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from hicache.job import (
     RANK_ERRORS,
-    TRACE_LIMIT_BYTES,
     Ending,
     Logs,
     Outside,
@@ -21,6 +20,7 @@ from hicache.job import (
     RankJob,
     Result,
     Trace,
+    TraceLimits,
     Warnings,
     result_of,
     write_summary,
@@ -45,14 +45,14 @@ def simulate(
     *,
     out: Path | None = None,
     trace: Trace = "full",
-    trace_limit: int = TRACE_LIMIT_BYTES,
+    trace_limits: TraceLimits | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Run `plan` to its end.
 
     Args:
         out: folder for logs and `run.json`; None writes no file.
-        trace: `full` writes a log for each lane of a rank to `out`, `ring` the newest `trace_limit` bytes of
+        trace: `full` writes a log for each lane of a rank to `out`, `ring` the newest bytes of
             each rank, `memory` keeps the lines, `off` writes nothing.
         progress: called now and then with requests served and the fraction of the workload sent.
 
@@ -61,7 +61,7 @@ def simulate(
         ConfigError: a substitution could not be wired in; no file has been made.
     """
     parts = [plan.parts(rank) for rank in range(plan.config.topology.world_size)]
-    world = _World(plan, out, trace, trace_limit)
+    world = _World(plan, out, trace, trace_limits)
     for own in parts:
         world.start(own)
     try:
@@ -75,11 +75,11 @@ def simulate(
 class _World:
     """The ranks of one simulated run, from start to summary."""
 
-    def __init__(self, plan: Plan, out: Path | None, trace: Trace, trace_limit: int) -> None:
+    def __init__(self, plan: Plan, out: Path | None, trace: Trace, trace_limits: TraceLimits | None) -> None:
         self._plan = plan
         self._out = out
         self._warnings = Warnings()
-        self._logs = Logs(plan, out, trace, limit_bytes=trace_limit, warn=self._warnings)
+        self._logs = Logs(plan, out, trace, limits=trace_limits, warn=self._warnings)
         self._loop = Loop(plan.schedule)
         self._network = SimNetwork(plan.config.topology, self._loop)
         self._stored: dict[str, bytes] = {}

@@ -27,6 +27,7 @@ from hicache.topology import Topology
 from hicache.zoo import SCENARIOS
 from tests.cli.conftest import Hicache
 from tests.support.processes import ROOT, free_port, outputs
+from tracer.blocks import last_line
 
 # One after the other: four processes at a time are enough for any machine.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
@@ -50,9 +51,9 @@ def trailers(out: Path) -> dict[str, str]:
     """Rank and lane -> how its log was closed; "" where it was not."""
     found: dict[str, str] = {}
     for log in sorted(out.glob("*.jsonl")):
-        last = log.read_bytes().rstrip(b"\0").splitlines()[-1]
-        record = json.loads(last)
-        found[log.name.rsplit(".", 2)[0]] = record.get("outcome", "") if record["kind"] == "trailer" else ""
+        last = last_line(log, 1 << 16)
+        is_closed = b'"kind":"trailer"' in last
+        found[log.name.rsplit(".", 2)[0]] = json.loads(last)["outcome"] if is_closed else ""
     return found
 
 
@@ -88,7 +89,8 @@ def test_all_lanes_run_over_gloo_with_an_external_tier_and_the_guard(
     result = run(PlanSpec(config, agentic=SMALL, faults=faults, commands="flush@9000"), tmp_path / "out")
     assert (result.outcome, result.error, result.served) == ("completed", "", 20)
     assert checked(hicache, tmp_path / "out")["verdict"]["kind"] == "consistent"
-    assert len(trailers(tmp_path / "out")) == 4 * 5
+    # Five lanes and a heart.
+    assert len(trailers(tmp_path / "out")) == 4 * 6
     assert list((tmp_path / "store").iterdir()) != []
 
 
@@ -174,6 +176,7 @@ def test_a_process_that_is_killed_ends_the_run_with_a_verdict_and_not_with_a_han
     assert others == ["stopped"] * 3
     closed = trailers(tmp_path)
     assert closed.pop(f"rank000{rank}.scheduler") == ""
+    assert closed.pop(f"rank000{rank}.heart") == ""
     assert set(closed.values()) == {"stopped"}
     assert json.loads((tmp_path / "run.json").read_text())["outcome"] == "crashed"
     assert checked(hicache, tmp_path)["coverage"]["compared_calls"] > 0

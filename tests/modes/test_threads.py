@@ -18,6 +18,7 @@ from hicache.threads import run_threads
 from hicache.topology import Topology
 from hicache.zoo import SCENARIOS
 from tests.support.runs import lockstep, records
+from tracer.blocks import last_line
 
 SPEC = "conversations=5,rounds=6,max-context=3600,output=24,shared-prefix=128"
 TOPOLOGIES = {
@@ -154,7 +155,7 @@ def test_a_workload_that_is_damaged_later_on_closes_the_logs_and_is_told(tmp_pat
     with pytest.raises(WorkloadError, match="line 3"):
         run_threads(PlanSpec(config, workload=str(trace)).plan(), out=out)
     for log in out.glob("*.jsonl"):
-        assert json.loads(log.read_bytes().splitlines()[-1])["kind"] == "trailer"
+        assert json.loads(last_line(log, 1 << 16))["kind"] == "trailer"
 
 
 def test_an_interrupt_in_a_rank_leaves_logs_that_can_be_read(tmp_path: Path) -> None:

@@ -192,6 +192,8 @@ def test_what_this_version_cannot_do_is_refused(
         ["--admin", "nope@1"],
         ["--timeout", "0"],
         ["--trace-limit", "5"],
+        ["--trace", "ring", "--trace-age", "0"],
+        ["--trace-share", "91"],
         ["--hicache-storage-backend", "file"],
         ["--hicache-storage-backend-extra-config", "{"],
     ],
@@ -272,6 +274,8 @@ def test_out_that_is_a_file_is_refused(tmp_path: Path, hicache: Hicache) -> None
         (["--hicache-write-policy", "write_back", "--no-hierarchical-cache"], "--hicache-write-policy"),
         (["--hicache-storage-prefetch-policy", "timeout"], "--hicache-storage-prefetch-policy"),
         (["--trace-limit", "99999"], "--trace-limit"),
+        (["--trace-age", "9"], "--trace-age"),
+        (["--trace-share", "9"], "--trace-share"),
         (["--timeout", "5"], "--timeout"),
         (["--seed", "2", "--schedule", "list:0", "--agentic", "seed=1"], "--seed"),
     ],
@@ -544,7 +548,7 @@ def test_a_ring_keeps_the_newest_within_its_limit(tmp_path: Path, hicache: Hicac
     said = hicache("run", *words, "--out", tmp_path)
     assert said.code == 0
     for rank in (0, 1):
-        sizes = [file.stat().st_size for file in tmp_path.glob(f"rank000{rank}.*.jsonl")]
+        sizes = [file.stat().st_size for file in tmp_path.glob(f"rank000{rank}.*.jsonl*")]
         assert 0 < sum(sizes) <= 1 << 17
 
 
