@@ -37,8 +37,10 @@ class Idle:
     __slots__ = (
         "_advance",
         "_at",
+        "_block",
         "_count",
         "_counters",
+        "_due_seq",
         "_encode",
         "_first_step",
         "_last",
@@ -56,17 +58,26 @@ class Idle:
         self._encode: Callable[[Any], bytes] = msgspec.json.Encoder().encode
         self._start: Position = (-1, 0)
         self._start_seq = 0
+        # The last idle step that stands there in full, and the block that it is in.
         self._shape: Shape | None = None
+        self._block = -1
         self._last: list[int] = []
         self._advance: list[int] | None = None
         # The record that counts them.
         self._at: Position | None = None
-        self._width = self._seq = self._first_step = self._count = 0
+        self._due_seq = self._width = self._seq = self._first_step = self._count = 0
 
     def begin(self, seq: int) -> None:
         """A step begins with record `seq`."""
+        if seq != self._due_seq:
+            # A record between two steps belongs to neither, and what stands for steps may not go over it.
+            self.forget()
         self._start = self._sink.position()
         self._start_seq = seq
+
+    def go_on(self, seq: int) -> None:
+        """What was written up to `seq` speaks of counts, not of steps: a checkpoint breaks no run of them."""
+        self._due_seq = seq
 
     def forget(self) -> None:
         """Something has happened: the next idle step is the first one."""
@@ -74,37 +85,53 @@ class Idle:
 
     def end(self, seq: int, step: int, time_ns: int) -> int:
         """An idle step has ended in front of record `seq`; gives back the `seq` that is next now."""
+        self._due_seq = self._end(seq, step, time_ns)
+        return self._due_seq
+
+    def _end(self, seq: int, step: int, time_ns: int) -> int:
         lines = self._sink.since(self._start)
         if lines is None:
             self.forget()
             return seq
         shape, values = self._apart(lines)
         advance = [now - before for now, before in zip(values, self._last, strict=False)]
-        is_alike = shape == self._shape and len(values) == len(self._last)
-        if self._at is not None:
-            # Each block has a whole step of its own to go by.
-            is_alike = is_alike and advance == self._advance and self._sink.since(self._at) is not None
+        # Each block has a whole step of its own to go by.
+        is_alike = (
+            shape == self._shape
+            and len(values) == len(self._last)
+            and self._start[0] == self._block
+            and (self._at is None or advance == self._advance)
+        )
         if not is_alike:
-            self._shape, self._at = shape, None
+            self._shape, self._at, self._block = shape, None, self._start[0]
             self._last = values
             return seq
         self._last, self._advance = values, advance
-        self._sink.rewind(self._start)
         self._count += 1
-        if self._at is not None and self._sink.rewrite(self._at, self._line(step, time_ns)):
-            return self._start_seq
-        return self._begin_record(step, time_ns)
+        if self._at is not None:
+            line = self._line(step, time_ns)
+            # A line that has outgrown its room would run into the next one.
+            if len(line) == self._width:
+                self._sink.rewind(self._start)
+                self._sink.rewrite(self._at, line)
+                return self._start_seq
+        return self._begin_record(seq, step, time_ns)
 
-    def _begin_record(self, step: int, time_ns: int) -> int:
-        self._seq, self._first_step, self._count, self._width = self._start_seq, step, 1, 0
+    def _begin_record(self, seq: int, step: int, time_ns: int) -> int:
+        # One that counts nothing yet is written behind the step, to see whether it comes to stand in another
+        # block than the step that it is like, or in a new file, whose header would have the wrong `seq`.
+        self._seq, self._first_step, self._count, self._width = seq, step, 0, 0
         line = self._line(step, time_ns)
         self._width = len(line) + SPARE_BYTES
-        at = self._sink.position()
         self._sink.write(line.ljust(self._width))
-        # Where no room was left it stands in the next block, with what comes after it.
-        self._at = at if self._sink.position()[0] == at[0] else None
-        if self._at is None:
+        block, end = self._sink.position()
+        if block != self._block:
+            self._sink.rewind((block, end - self._width - 1))
             self.forget()
+            return seq
+        self._sink.rewind(self._start)
+        self._at, self._seq, self._count = self._start, self._start_seq, 1
+        self._sink.write(self._line(step, time_ns))
         return self._start_seq + 1
 
     def _line(self, step: int, time_ns: int) -> bytes:
@@ -127,7 +154,7 @@ class Idle:
         shape, values = [], []
         for record in _DECODER.decode_lines(lines):
             counters = self._counters.get(record["kind"], ())
-            values += [value for name in counters if type(value := record.pop(name, None)) is int]
+            values += [record.pop(name) for name in counters if type(record.get(name)) is int]
             for name in COMMON[:3]:
                 del record[name]
             shape.append(record)

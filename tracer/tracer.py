@@ -184,6 +184,7 @@ class Tracer:
         for chain in self._chains.values():
             if len(chain.links) >= LINKS:
                 self._checkpoint(chain)
+                self._idle.go_on(self.seq)
         if self._throttle is not None and self._throttle.look(records):
             self._tell_throttle(self._throttle)
 
