@@ -146,6 +146,7 @@ class Lane:
 
     def _end(self, trailer: Mapping[str, Any] | None, notes: list[Record], last: Record, gaps: Gaps) -> None:
         self._is_read = True
+        self._outcome, self._dropped = None, ()
         if self.plan is None:
             self._gaps = gaps
             self._last_step = last.get("step", -1)

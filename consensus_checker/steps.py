@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from tracer.record import IDLE_STEPS, OWN_KINDS, THROTTLE, Kind, Record
@@ -21,8 +22,10 @@ from tracer.throttle import ONE_IN_MAX, is_written
 # First and last step.
 Interval = tuple[int, int]
 OWN = frozenset(kind.name for kind in OWN_KINDS)
-# More idle steps than anybody will wait for to be written out again.
-WRITTEN_OUT_MAX = 1 << 21
+# More records of idle steps than anybody will wait for to be written out again.
+WRITTEN_OUT_MAX = 1 << 20
+# What no lane can have written: whoever reads on stops at it.
+TORN: Record = {}
 LATEST = 1 << 62
 
 
@@ -52,12 +55,13 @@ class Gaps:
         return not self.idle and not self.throttled
 
 
-def _idle_count(record: Record) -> int:
-    """How many steps the record stands for; 0 when it can't be believed."""
+def _idle_count(record: Record) -> int | None:
+    """How many steps it stands for; 0 where its writer died over it, None when it can't be believed."""
     first, count = record.get("first_step"), record.get("count")
-    if type(first) is int and type(count) is int and count > 0 and first + count - 1 == record["step"]:
-        return count
-    return 0
+    if type(first) is not int or type(count) is not int:
+        return None
+    is_sound = count == 0 or (count > 0 and first + count - 1 == record["step"])
+    return count if is_sound else None
 
 
 @dataclass(frozen=True)
@@ -78,14 +82,9 @@ class Plan:
         common: list[Interval] = [(0, LATEST)]
         for gaps, cut_step in lanes:
             runs = gaps.idle + ([(cut_step + 1, LATEST)] if cut_step is not None else [])
-            common = list(_intersected(common, runs))
+            common = list(_intersected(common, _merged(runs)))
         throttled = tuple(tuple(gaps.throttled) for gaps, _ in lanes if gaps.throttled)
         return cls(tuple(common), throttled)
-
-    def is_counted(self, step: int) -> bool:
-        """Whether this idle step is idle everywhere."""
-        at = bisect_right(self.idle, (step, LATEST)) - 1
-        return at >= 0 and self.idle[at][0] <= step <= self.idle[at][1]
 
     def is_read(self, step: int) -> bool:
         """Whether no lane has left this step out."""
@@ -95,48 +94,69 @@ class Plan:
                 return False
         return True
 
-    def written_out(self, first: int, last: int) -> Iterator[int]:
-        """Steps from `first` to `last` that are idle on some lanes only."""
-        step = first
-        while step <= last:
-            at = bisect_right(self.idle, (step, LATEST)) - 1
-            if at >= 0 and step <= self.idle[at][1]:
-                step = self.idle[at][1] + 1
-                continue
-            yield step
-            step += 1
+    def written_out(self, first: int, last: int) -> Iterator[Interval]:
+        """Runs of steps from `first` to `last` that are idle on some lanes only."""
+        at = max(0, bisect_right(self.idle, (first, LATEST)) - 1)
+        while first <= last:
+            idle_first, idle_last = self.idle[at] if at < len(self.idle) else (last + 1, last + 1)
+            if first < idle_first:
+                yield first, min(idle_first - 1, last)
+            first = max(first, idle_last + 1)
+            at += 1
 
 
-def _intersected(one: Iterable[Interval], two: Sequence[Interval]) -> Iterator[Interval]:
-    others = sorted(two)
-    for first, last in sorted(one):
-        for other_first, other_last in others:
-            if other_first > last:
-                break
-            if other_last >= first:
-                yield max(first, other_first), min(last, other_last)
+def _intersected(one: Sequence[Interval], two: Sequence[Interval]) -> Iterator[Interval]:
+    at = 0
+    for first, last in one:
+        while at < len(two) and two[at][1] < first:
+            at += 1
+        here = at
+        while here < len(two) and two[here][0] <= last:
+            yield max(first, two[here][0]), min(last, two[here][1])
+            here += 1
+        at = max(at, here - 1)
+
+
+def _merged(runs: Iterable[Interval]) -> list[Interval]:
+    """In order and apart, whatever a log says."""
+    found: list[Interval] = []
+    for first, last in sorted(runs):
+        if found and first <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], last)
+        else:
+            found.append((first, last))
+    return found
 
 
 def in_full(records: Iterable[Record], plan: Plan, kinds: Mapping[str, Kind]) -> Iterator[Record]:
     """The records of one lane as `plan` has them read. Those that are written out have their counter's `seq`.
 
-    It ends where an idle record can't be believed, or stands for too much.
+    It is torn where an idle record can't be believed, or stands for too much.
     """
     current: list[Record] = []
-    step = -1
+    step = reached = -1
+    left = WRITTEN_OUT_MAX
     is_read = True
     for record in records:
         if record["step"] != step and record["kind"] not in OWN:
-            step = record["step"]
+            step = reached = record["step"]
             current = []
             is_read = plan.is_read(step)
         if record["kind"] == IDLE_STEPS.name:
             count = _idle_count(record)
-            if not count or not _fits(record, current, kinds):
+            if count == 0:
+                continue
+            first = record["step"] - (count or 0) + 1
+            if count is None or first <= reached or not _fits(record, current, kinds):
+                yield TORN
                 return
-            for done, idle_step in enumerate(plan.written_out(record["step"] - count + 1, record["step"])):
-                if done >= WRITTEN_OUT_MAX:
-                    return
+            reached = record["step"]
+            runs = list(plan.written_out(first, reached))
+            left -= sum(last - first + 1 for first, last in runs) * max(1, len(current))
+            if left < 0:
+                yield TORN
+                return
+            for idle_step in chain.from_iterable(range(first, last + 1) for first, last in runs):
                 if plan.is_read(idle_step):
                     yield from _written_out(current, record, idle_step, kinds)
         elif record["kind"] not in OWN:

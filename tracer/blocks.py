@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from tracer.pack import DamagedError, unpacked
+from tracer.pack import PACKED, DamagedError, unpacked
 from tracer.sinks import allow_open_files
 
 # Large enough that a block's fixed costs vanish, small enough that its records stay in the cache.
@@ -102,7 +102,7 @@ def pieces(path: Path, *, is_blocked: bool = True) -> Iterator[Piece]:
         is_blocked: its writer wrote block lines; without them nothing has to be kept back to be checked.
     """
     kept_max = LINE_BYTES_MAX + 2 * BLOCK_BYTES if is_blocked else BLOCK_BYTES
-    rest = b""
+    rest = bytearray()
     damage = ""
     searched = 0
     with opened(path) as file:
@@ -112,22 +112,27 @@ def pieces(path: Path, *, is_blocked: bool = True) -> Iterator[Piece]:
                 continue
             rest += chunk
             while (at := rest.find(_BEGIN, searched)) >= 0 and (end := rest.find(b"\n", at + 1)) >= 0:
-                yield from _checked(rest[: at + 1], rest[at + 1 : end + 1], damage)
-                rest, damage, searched = rest[end + 1 :], "", 0
+                yield from _checked(bytes(rest[: at + 1]), bytes(rest[at + 1 : end + 1]), damage)
+                del rest[: end + 1]
+                damage, searched = "", 0
             searched = at if at >= 0 else max(0, len(rest) - len(_BEGIN))
             if len(rest) > kept_max:
                 whole = rest.rfind(b"\n") + 1
                 if not whole and len(rest) <= LINE_BYTES_MAX:
                     continue
-                yield from _unchecked(rest[: whole or len(rest)], damage)
-                rest, damage, searched = rest[whole or len(rest) :], "", 0
+                whole = whole or len(rest)
+                yield from _unchecked(bytes(rest[:whole]), damage)
+                del rest[:whole]
+                damage, searched = "", 0
     if rest or damage:
-        yield from _unchecked(rest, damage)
+        yield from _unchecked(bytes(rest), damage)
 
 
 def _chunks(file: FileIO) -> Iterator[bytes | DamagedError]:
     start = file.read(BLOCK_BYTES)
-    if start[: len(GZIP)] == GZIP:
+    # Even where the very first bytes are spoilt a name tells; what is compressed never begins like a line.
+    is_named = str(file.name).endswith(PACKED) and not start.startswith(b"{")
+    if start[: len(GZIP)] == GZIP or is_named:
         file.seek(0)
         yield from unpacked(file)
         return

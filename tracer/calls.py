@@ -15,32 +15,51 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import update_wrapper
 from threading import get_ident
 from typing import Any, TypeVar
 
-from tracer.emitters import Setting, Shape, bind_code, indented, line_class, record_code
+from tracer.emitters import NAMES, Setting, Shape, bind_code, indented, line_class, record_code
 from tracer.record import Kind
 from tracer.tracer import Tracer
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# The name under which a projection of the result knows it.
-RESULT = "result"
 # What an outcome record carries when the function raised.
 ERROR = "error"
 
 BODY = """\
 if _gate or _ident() != _thread:
-{pass_on}
-{call}try:
+    if _gate and _gate[0] and _ident() == _thread:
+        _dropped[{name!r}] += 2
+    return {awaited}_function({arguments})
+_is_same = False
+{call}_was_same = _is_same
+try:
     result = {awaited}_function({arguments})
 except BaseException as _raised:
-    _error_type = type(_raised).__name__
+    _error_type = _type(_raised).__name__
 {raised}    raise
 {returned}return result
 """
+# The kind may have been dropped since the call was recorded. A lane that is quiet by now
+# still completes the pair.
+OUTCOME = """\
+if _gate and _gate[0]:
+    _dropped[{name!r}] += 1
+else:
+{record}"""
+# Names of the generated code's own: a parameter that has one of them would be taken for it.
+OWN_NAME = re.compile(
+    r"_(tracer|encode|write|window|clock|demand_plain|drop|dropped|gate|link|links|links_max|full|function"
+    r"|thread|ident|type|len|kept|raw|start|end|buffer|line|is_same|was_same|error|raised|error_type|t\d+_\d+)"
+    r"|_(v|Line|count|default)_.*"
+)
+# They would make another function of the one that they stand in, or change its parameters.
+FORBIDDEN = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
 
 
 def traced(
@@ -59,12 +78,15 @@ def traced(
         result: field -> expression over the parameters and `result`; or `["result"]`.
 
     Raises:
-        ValueError: a projection is no expression, or the kind lacks a field.
+        ValueError: a projection is no expression, the kind lacks a field, or a parameter has a name that only
+            the generated code may have.
     """
 
     def decorate(function: F) -> F:
         if tracer is None or not tracer.is_on:
             return function
+        if isinstance(function, staticmethod | classmethod):
+            return type(function)(decorate(function.__func__))
         return _wrapped(function, tracer, kind, _fields(params), _fields(result))
 
     return decorate
@@ -77,13 +99,16 @@ def _fields(given: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
 def _wrapped(
     function: F, tracer: Tracer, kind: Kind, params: Mapping[str, str], result: Mapping[str, str]
 ) -> F:
-    shapes = [_shape(kind, "call", params), _shape(kind, "return", result)]
+    call, returned = _shape(kind, "call", params), _shape(kind, "return", result)
+    shapes = [replace(call, linked=None), _with_call(returned, call)]
     if ERROR in kind.fields:
-        shapes.append(_shape(kind, "raise", {ERROR: "_error_type"}))
+        shapes.append(_with_call(_shape(kind, "raise", {ERROR: "_error_type"}), call))
     signature = inspect.signature(function)
+    if taken := [name for name in signature.parameters if OWN_NAME.fullmatch(name)]:
+        raise ValueError(f"kind {kind.name}: parameters {taken} have names of the recorder's own")
     code = _code(function, signature, shapes, tracer.setting)
-    namespace = _globals(function)
-    exec(compile(code, f"<traced {function.__qualname__}>", "exec"), namespace)
+    namespace: dict[str, Any] = {}
+    exec(compile(code, f"<traced {kind.name}>", "exec"), _globals(function), namespace)
     counts = [tracer.count_of(kind)] * len(shapes) if tracer.setting.is_counted else []
     defaults = [
         parameter.default
@@ -97,6 +122,7 @@ def _wrapped(
         function,
         get_ident(),
         get_ident,
+        *NAMES.values(),
         *defaults,
     )
     update_wrapper(wrapper, function)
@@ -110,11 +136,13 @@ def _shape(kind: Kind, phase: str, projections: Mapping[str, str]) -> Shape:
         raise ValueError(f"kind {kind.name}: {missing} are not among its fields {kind.fields}")
     for name, text in projections.items():
         try:
-            ast.parse(text, mode="eval")
+            parsed = ast.parse(text, mode="eval")
         except SyntaxError as error:
             raise ValueError(
                 f"kind {kind.name}, field {name}: {text!r} is no expression: {error.msg}"
             ) from None
+        if any(isinstance(part, FORBIDDEN) for part in ast.walk(parsed)):
+            raise ValueError(f"kind {kind.name}, field {name}: {text!r} does more than to look")
     computed = {f"_v_{name}": text for name, text in projections.items() if not text.isidentifier()}
     values = tuple(f"_v_{name}" if f"_v_{name}" in computed else text for name, text in projections.items())
     pairs = zip(projections, values, strict=True)
@@ -122,9 +150,16 @@ def _shape(kind: Kind, phase: str, projections: Mapping[str, str]) -> Shape:
     return Shape(kind.name, phase, tuple(projections), values, compared, tuple(computed.items()))
 
 
+def _with_call(outcome: Shape, call: Shape) -> Shape:
+    """The same, linked together with its call."""
+    if outcome.linked is None or call.linked is None:
+        return outcome
+    return replace(outcome, linked=(*call.linked, *outcome.linked))
+
+
 def _globals(function: Callable[..., Any]) -> dict[str, Any]:
     """Names that a projection may use: those that the function's own code may."""
-    return dict(getattr(inspect.unwrap(function), "__globals__", {}))
+    return getattr(inspect.unwrap(function), "__globals__", {})
 
 
 def _code(
@@ -134,8 +169,9 @@ def _code(
     parameters, arguments, cells = _parameters(signature)
     awaited = "await " if is_async else ""
     codes = [record_code(shape, at, setting) for at, shape in enumerate(shapes)]
+    codes[1:] = [OUTCOME.format(name=shapes[0].name, record=indented(code, 4)) for code in codes[1:]]
     body = BODY.format(
-        pass_on=f"    return {awaited}_function({arguments})",
+        name=shapes[0].name,
         call=codes[0],
         awaited=awaited,
         arguments=arguments,
@@ -149,7 +185,7 @@ def _code(
         signature=f"{name}({parameters})",
         name=name,
         body=body,
-        more=["_function", "_thread", "_ident", *cells],
+        more=["_function", "_thread", "_ident", *NAMES, *cells],
         is_async=is_async,
     )
 

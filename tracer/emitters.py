@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from keyword import iskeyword
 from typing import Any
@@ -18,6 +19,9 @@ import msgspec
 
 from tracer.record import COMMON
 
+# Sets are missing on purpose: msgspec would write one in an order that differs between processes.
+PLAIN = frozenset({int, str, bool, float, type(None)})
+
 # What is written behind the values, where the sink has no window of its own.
 WRITE = """\
     _write(_line)
@@ -25,7 +29,7 @@ WRITE = """\
 # The newline comes last: it is what makes the line a record.
 STORE = """\
     _start = _window.used
-    _end = _start + len(_line)
+    _end = _start + _len(_line)
     if _end < _window.mark:
         _buffer = _window.buffer
         _buffer[_start:_end] = _line
@@ -35,9 +39,11 @@ STORE = """\
         _write(_line)
 """
 # Types are looked at before anything is written, against those of the last record: mostly they are the same.
+# What can hold others has to be looked into every time, so its type is never kept.
 RECORD = """\
 try:
-{computed}    if not ({same_types}):
+{computed}    _is_same = {same_types}
+    if not _is_same:
         _demand_plain(({values}))
 {remember}
     _line = _encode({line}(_tracer.seq, _tracer.step, _clock(), {leading}{values}))
@@ -48,10 +54,10 @@ else:
 {after}"""
 # Only where old segments are dropped: without the number of what is gone nobody could align what is left.
 COUNT = "    _count_{at}[0] += 1\n"
-# What ranks must agree on goes into the lane's next checkpoint.
-LINK = "    _link(({key}))\n"
+# What ranks must agree on goes into the lane's next checkpoint, as it is now: lists may change until then.
+LINK = "    _link(({key}) if {is_same} else _raw(_encode(({key}))))\n"
 # A lane with steps looks at the end of each; another one has to ask itself.
-FULL = "    if len(_links) >= _links_max:\n        _full()\n"
+FULL = "    if _len(_links) >= _links_max:\n        _full()\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,8 @@ class Shape:
 
     Attributes:
         values: the name of a variable for each field, in order.
-        compared: those of the variables whose values ranks must agree on; None where nothing is compared.
+        linked: variables whose values ranks must agree on, for the next checkpoint; None: it adds nothing.
+            Those of a call go with its result, so that the two are one link.
         computed: variable -> the expression that it is given before anything else.
     """
 
@@ -68,7 +75,7 @@ class Shape:
     phase: str
     fields: tuple[str, ...]
     values: tuple[str, ...]
-    compared: tuple[str, ...] | None
+    linked: tuple[str, ...] | None
     computed: tuple[tuple[str, str], ...] = ()
 
 
@@ -92,14 +99,15 @@ def record_code(shape: Shape, at: int, setting: Setting) -> str:
     values = shape.values
     types = [f"_t{at}_{number}" for number in range(len(values))]
     pairs = list(zip(values, types, strict=True))
-    remember = "".join(f"        {kind} = type({value})\n" for value, kind in pairs) or "        pass\n"
+    remember = "".join(f"        {kind} = _kept({value})\n" for value, kind in pairs) or "        pass\n"
     after = COUNT.format(at=at) if setting.is_counted else ""
-    if shape.compared is not None:
-        after += LINK.format(key=", ".join([repr(shape.name), repr(shape.phase), *shape.compared]))
+    if shape.linked is not None:
+        key = ", ".join([repr(shape.name), repr(shape.phase), *shape.linked])
+        after += LINK.format(key=key, is_same="_was_same and _is_same" if at else "_is_same")
         after += "" if setting.has_steps else FULL
     return RECORD.format(
         computed="".join(f"    {name} = {text}\n" for name, text in shape.computed),
-        same_types=" and ".join(f"type({value}) is {kind}" for value, kind in pairs) or "True",
+        same_types=" and ".join(f"_type({value}) is {kind}" for value, kind in pairs) or "True",
         values="".join(f"{value}, " for value in values),
         remember=remember.rstrip("\n"),
         line=f"_Line_{at}",
@@ -108,6 +116,17 @@ def record_code(shape: Shape, at: int, setting: Setting) -> str:
         store=STORE if setting.has_window else WRITE,
         after=after,
     )
+
+
+def kept_type(value: Any) -> type | None:
+    """The type of a value of which another one of this type need not be looked at again."""
+    kind = type(value)
+    is_enum = isinstance(value, Enum) and all(type(member.value) in PLAIN for member in type(value))
+    return kind if is_enum or kind in PLAIN else None
+
+
+# Names that generated code uses and that a field or a parameter may have too.
+NAMES = {"_type": type, "_len": len, "_kept": kept_type, "_raw": msgspec.Raw}
 
 
 def type_cells(shape: Shape, at: int) -> list[str]:
@@ -185,7 +204,7 @@ def emitter_code(shape: Shape, setting: Setting) -> tuple[Callable[..., Any], ty
         name="emit",
         body=EMIT.format(name=shape.name) + record_code(shape, 0, setting),
     )
-    namespace: dict[str, Any] = {}
+    namespace: dict[str, Any] = dict(NAMES)
     line = line_class(shape)
     exec(code, namespace)
     return namespace["bind"], line

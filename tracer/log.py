@@ -148,12 +148,20 @@ class LaneLog:
         self.trailer: dict[str, Any] | None = None
         self.count = 0
         self.kinds_seen: set[str] = set()
-        self.damage: tuple[str, ...] = ()
+        self._damage: list[str] = []
+        self._damage_told: tuple[str, ...] = ()
         self._seq = 0
         self._valid_bytes: list[int] = []
         self._spoilt: set[int] = set()
         # Behind a gap: the next line may carry a later `seq`.
         self._gap = ""
+
+    @property
+    def damage(self) -> tuple[str, ...]:
+        """The same object as long as nothing more is found."""
+        if len(self._damage_told) != len(self._damage):
+            self._damage_told = tuple(self._damage)
+        return self._damage_told
 
     @property
     def is_complete(self) -> bool:
@@ -267,9 +275,11 @@ class LaneLog:
             for lines, records in self._file(segment, position, layout, is_lenient=is_lenient):
                 yield position, lines, records
             if self.torn is not None:
-                break
+                if not is_lenient or self.trailer is not None or position == len(self.segments) - 1:
+                    break
+                self._gap, self.torn, self.is_unsealed = self._gap or self.torn, None, False
         if self._gap:
-            self.damage += (f"{self._gap}: nothing that can be read comes behind it",)
+            self._damage.append(f"{self._gap}: nothing that can be read comes behind it")
 
     def _begin(self) -> None:
         self.torn = None
@@ -277,7 +287,7 @@ class LaneLog:
         self.count = 0
         self.kinds_seen = set()
         self.is_unsealed = False
-        self.damage = ()
+        self._damage = []
         self._seq = self._first_seq
         self._valid_bytes = []
         self._spoilt = set()
@@ -293,9 +303,11 @@ class LaneLog:
             for piece in pieces(path, is_blocked=version[1] >= BLOCKS_SINCE):
                 lines = piece.data
                 if piece.damage:
+                    # A header that is spoilt is no record that is lost.
+                    self._seq += is_header_due and position == 0 and not self._first_seq
+                    is_header_due = False
                     if not self._spoil(path, position, piece.damage, is_lenient=is_lenient):
                         return
-                    is_header_due = False
                     continue
                 if lines.startswith(b"\0"):
                     # A successor that goes on with the next `seq` proves that nothing is lost here.
@@ -332,6 +344,7 @@ class LaneLog:
     def _header(self, path: Path, line: bytes, position: int) -> bool:
         try:
             stamp = _STAMP.decode(line)
+            line.decode()
         except (msgspec.MsgspecError, ValueError, RecursionError):
             stamp = None
         if not line or stamp is None or stamp.kind != HEADER:
@@ -352,7 +365,7 @@ class LaneLog:
         if self._gap and seq >= self._seq:
             lost = seq - self._seq
             records = "record is" if lost == 1 else "records are"
-            self.damage += (f"{self._gap}: {lost:,} {records} lost before record {seq}",)
+            self._damage.append(f"{self._gap}: {lost:,} {records} lost before record {seq}")
             self._gap = ""
             self._seq = seq
         return seq == self._seq
@@ -374,6 +387,9 @@ class LaneLog:
                 self._is_due(path, _STAMP.decode(block[:end]).seq)
         if self.trailer is None:
             try:
+                if not block.isascii():
+                    # What is not looked at is not decoded either, and every way of reading must stop at it.
+                    block.decode()
                 records = layout.decode_lines(block)
                 seqs = list(map(layout.seq_of, records))
                 kinds = set(map(layout.kind_of, records))
@@ -418,6 +434,8 @@ class LaneLog:
             self.is_unsealed = True
             return UNSEALED
         if not line.endswith(b"\n"):
+            # A process that was killed over a line leaves the zero bytes of its file behind it.
+            self.is_unsealed = line.endswith(b"\0")
             return "the line was not finished"
         try:
             record = _RECORD.decode(line)
@@ -599,7 +617,8 @@ def _lanes(segments: Sequence[Segment]) -> tuple[LaneLog, ...]:
     lanes = []
     for (run_id, rank, lane), group in grouped.items():
         group.sort(key=lambda segment: segment.index)
-        if not group[0].header:
+        # Without a header nobody knows the records in front of the first one that can be read.
+        while not group[0].header:
             group = group[1:]
         lanes.append(((run_id, rank, lane != "scheduler", lane), LaneLog(group)))
     lanes.sort(key=itemgetter(0))

@@ -57,7 +57,8 @@ def pack(path: Path) -> Path:
     unfinished = path.with_name(path.name + UNFINISHED)
     fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        with FileIO(fd, "w") as target, FileIO(path) as source:
+        # Buffered, for a raw file on a disk that is almost full takes a part and says nothing.
+        with open(fd, "wb") as target, FileIO(path) as source:
             while data := source.read(MEMBER_BYTES):
                 target.write(member(data))
             target.write(member(b""))
@@ -81,7 +82,8 @@ def unpacked(file: FileIO) -> Iterator[bytes | DamagedError]:
         chunk = file.read(READ_BYTES)
         rest += chunk
         if is_blocked is None:
-            is_blocked = rest[: len(_MAGIC)] == _MAGIC and rest[12:14] == b"BC"
+            # The first member may be the one that is spoilt.
+            is_blocked = _next(rest, 0) is not None
             if not is_blocked:
                 yield from _stream(file, rest)
                 return
@@ -109,8 +111,11 @@ def _members(data: bytes, *, is_last: bool) -> Generator[bytes | DamagedError, N
             continue
         if at + length > len(data):
             break
-        yield _inflated(data[at : at + length])
-        at += length
+        piece = _inflated(data[at : at + length])
+        yield piece
+        end = at + length
+        # Where it is the length that is spoilt, the next member begins elsewhere.
+        at = end if isinstance(piece, bytes) else min(end, _next(data, at + 1) or end)
     return data[at:]
 
 

@@ -30,7 +30,7 @@ from collections import deque
 from functools import partial
 from pathlib import Path
 
-from tracer.pack import Packing, Sealed
+from tracer.pack import PACKED, Packing, Sealed
 from tracer.sinks import HeaderLine, Position, Warn, allow_open_files, segment_name, tell, warn_on_stderr
 
 SEGMENT_BYTES_MIN = 64 * 1024
@@ -305,6 +305,10 @@ def _quarter(limit_bytes: int) -> int:
 
 def _mapped(path: Path, size: int) -> tuple[mmap.mmap, Identity]:
     """A new file of `size` bytes in memory; the mapping keeps a descriptor of its own."""
+    packed = path.with_name(path.name + PACKED)
+    if packed.exists():
+        # An earlier run's, and this one's would take its place.
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(packed))
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, size)

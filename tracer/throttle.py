@@ -34,6 +34,7 @@ class Throttle:
         "_record_ns",
         "_records",
         "_since_ns",
+        "_steps",
         "has_throttled",
         "one_in",
         "share",
@@ -54,7 +55,7 @@ class Throttle:
         self.has_throttled = False
         self._record_ns = record_ns if record_ns is not None else measured_ns()
         self._clock = clock
-        self._records = 0
+        self._records = self._steps = 0
         self._since_ns = clock()
 
     def is_written(self, step: int) -> bool:
@@ -63,12 +64,15 @@ class Throttle:
     def look(self, records: int) -> bool:
         """A step with so many records has ended; whether `one_in` is another now."""
         self._records += records
+        self._steps += 1
         elapsed_ns = self._clock() - self._since_ns
-        if elapsed_ns < LOOK_NS:
+        # Less than a whole round of windows says only whether its steps were written or not.
+        is_round = self.one_in == 1 or self._steps >= self.one_in * WINDOW_STEPS
+        if elapsed_ns < LOOK_NS or not is_round:
             return False
         before = self.one_in
         self.share = self._records * self._record_ns / elapsed_ns
-        self._records = 0
+        self._records = self._steps = 0
         self._since_ns += elapsed_ns
         if self.share > self.share_max:
             self.one_in = min(2 * self.one_in, ONE_IN_MAX)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from tracer.chain import ALGORITHM, LINKS, Chain
-from tracer.emitters import Setting, Shape, emitter_code
+from tracer.emitters import PLAIN, Setting, Shape, emitter_code
 from tracer.idle import Idle
 from tracer.record import CHECKPOINT, HEADER, THROTTLE, TRAILER, Kind, Outcome
 from tracer.segments import SegmentSink
@@ -23,9 +23,6 @@ from tracer.sinks import NullSink, Sink, Warn, tell, warn_on_stderr
 from tracer.throttle import WINDOW_STEPS, Throttle
 
 Emit = Callable[..., None]
-
-# Sets are missing on purpose: msgspec would write one in an order that differs between processes.
-PLAIN = frozenset({int, str, bool, float, type(None)})
 
 
 class Tracer:
@@ -238,7 +235,7 @@ class Tracer:
         try:
             count, digest = chain.close()
         except Exception as error:
-            self._drop([], CHECKPOINT.name, error)
+            self._drop(self._gates.setdefault(CHECKPOINT.name, []), CHECKPOINT.name, error)
             chain.links.clear()
             return
         self.note(CHECKPOINT, ",".join(chain.axes), count, digest)
@@ -278,7 +275,8 @@ def demand_plain(values: Sequence[Any]) -> None:
         if kind in PLAIN:
             continue
         if kind is list or kind is tuple:
-            demand_plain(value)
+            if not PLAIN.issuperset(map(type, value)):
+                demand_plain(value)
         elif kind is dict:
             demand_plain([*value, *value.values()])
         elif isinstance(value, Enum):
