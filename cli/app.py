@@ -18,6 +18,7 @@ try:
 
     from cli.commands.check import check
     from cli.commands.demo import demo
+    from cli.commands.export import export
     from cli.commands.hits import hits
     from cli.commands.query import query
     from cli.commands.run import run
@@ -39,6 +40,7 @@ app.command(cls=GroupedCommand, short_help="Run the runtime, simulated or in rea
 app.command(short_help="Which rank took the wrong turn, where and why.")(check)
 app.command(short_help="Which tier served the prompts, and why not more.")(hits)
 app.command(short_help="Ask the logs in SQL.")(query)
+app.command(short_help="The logs for Perfetto, OpenTelemetry, Parquet and others.")(export)
 app.add_typer(zoo, name="zoo", short_help="Scenarios of ranks that come apart.")
 
 

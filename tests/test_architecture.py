@@ -15,6 +15,7 @@ PACKAGES = ("hicache", "tracer", "consensus_checker", "cli")
 # Longest prefix wins. What is not listed may not be imported, but for the standard library.
 ALLOWED: dict[str, tuple[str, ...]] = {
     "tracer": ("tracer", "msgspec", "xxhash"),
+    "tracer.otel_live": ("tracer", "opentelemetry"),
     "tracer.trace_store": ("tracer", "msgspec", "duckdb"),
     "consensus_checker": ("consensus_checker", "tracer", "duckdb"),
     "cli": ("cli", "hicache", "tracer", "consensus_checker", "duckdb", "typer", "rich", "click"),
