@@ -6,7 +6,20 @@ import os
 import sys
 from pathlib import Path
 
-from benchmarks import commands, conversation, evictions, tree
+from benchmarks import (
+    agentic,
+    commands,
+    conversation,
+    evictions,
+    exports,
+    hits,
+    otlp,
+    recorder,
+    store,
+    tree,
+    volume,
+    whole_run,
+)
 
 TRACE = "traces/mooncake_conversation_b512.jsonl.gz"
 
@@ -14,6 +27,14 @@ TRACE = "traces/mooncake_conversation_b512.jsonl.gz"
 def main() -> int:
     commands.main()
     tree.main()
+    recorder.main()
+    whole_run.main()
+    volume.main()
+    store.main()
+    hits.main()
+    exports.main()
+    otlp.main()
+    agentic.main()
     folder = os.environ.get("HICACHE_DATA", "")
     path = Path(folder) / TRACE
     if not folder or not path.is_file():

@@ -1,14 +1,15 @@
-"""What recording costs: one decorated call, beside SGLang's own checker and an OpenTelemetry span, in one run.
+"""What recording costs: one decorated call, beside SGLang's own checker and an OpenTelemetry span.
 
-    python -m benchmarks.recorder                          the recorder and the span
-    HICACHE_PEERS=VENV python -m benchmarks.recorder       and SGLang's decorator, in that environment's Python
+    python -m benchmarks.recorder                       the recorder and the span
+    HICACHE_PEERS=VENV python -m benchmarks.recorder    and SGLang's decorator, in that environment's Python
 
-SGLang's numbers come from the same script in its own environment, which has msgspec too: this project's source is
-put on the path there. Rounds of all sides alternate, and the best of each counts.
+SGLang's numbers come from the same script in its own environment, which has msgspec too: this project is put
+on the path there. Rounds of all sides alternate, and the best of each counts.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import queue
@@ -93,8 +94,8 @@ def recorder_sides(folder: Path) -> dict[str, Side]:
 
 def sglang_sides() -> dict[str, Side]:
     os.environ["SGLANG_ENABLE_RANK_CONSENSUS_CHECKER"] = "1"
-    from sglang.srt.utils import rank_consensus_checker as checker
-
+    # Only in that environment is it there.
+    checker: Any = importlib.import_module("sglang.srt.utils.rank_consensus_checker")
     decorated = checker.rank_consensus(same_params=True, same_results=True)(plain)
     request = Request("r0", list(range(TOKENS)))
     walked = checker.rank_consensus(same_params=True, same_results=True)(match)
@@ -184,9 +185,8 @@ def main() -> int:
     print("|---|---:|---:|")
     print(f"| recorder | {call:,.0f} | |")
     span = own["opentelemetry span"] - base
-    print(
-        f"| OpenTelemetry span with five attributes | {span:,.0f} | {call / span:.3f} (at most {SPAN_SHARE_MAX}) |"
-    )
+    part = f"{call / span:.3f} (at most {SPAN_SHARE_MAX})"
+    print(f"| OpenTelemetry span with five attributes | {span:,.0f} | {part} |")
     print(
         f"| recorder, a 40,000-token request among the arguments | "
         f"{own['recorder, 40,000-token request']:,.0f} | (at most {LONG_CALL_NS_MAX:,}) |"

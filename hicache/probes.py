@@ -44,8 +44,9 @@ MATCH = Kind(
     # is more than host and device tokens where a side pool's state is missing.
     compared=("rid", "purpose", "node", "kv_tokens", "host_tokens", "device_tokens"),
     local=("device_pages_free", "host_pages_free", "writes_in_flight"),
-    # First page of the prompt that no tier could give, or "" when every usable page was found.
-    info=("miss_digest", "usable_tokens"),
+    # First page of the prompt that no tier could give, or "" when every usable page was found; and the last
+    # page that was found, "" at the root.
+    info=("miss_digest", "usable_tokens", "hit_digest"),
 )
 
 LOAD_BACK = Kind(
@@ -145,10 +146,11 @@ INSERT = Kind(
     agree=REPLICA,
     compared=("rid", "owned_pages", "node", "nodes_counted", "duplicate_pages", "tokens", "new_tokens"),
     local=("device_pages_free", "host_pages_free", "writes_in_flight"),
-    info=("new_digests",),
+    # Pages that were on no tier, and the page before them, "" at the root.
+    info=("new_digests", "parent_digest"),
 )
 INSERT_CALL = ("rid", "owned_pages", "tokens", "device_pages_free", "host_pages_free", "writes_in_flight")
-INSERT_RETURN = ("rid", "node", "nodes_counted", "duplicate_pages", "new_tokens", "new_digests")
+INSERT_RETURN = ("rid", "node", "nodes_counted", "duplicate_pages", "new_tokens", "new_digests", "parent_digest")
 
 WRITE_BACKUP = Kind(
     "write_backup",

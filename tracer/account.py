@@ -13,6 +13,7 @@ from typing import Any
 from tracer.errors import HitsError
 from tracer.log import LaneLog
 from tracer.record import MAIN_LANE
+from tracer.served import RequestHits
 
 DIGEST_CHARS = 16
 # What last happened to a page's content, by its digest.
@@ -20,54 +21,6 @@ RESIDENT, DEMOTED, DROPPED, DROPPED_FROM_HOST = "resident", "demoted", "dropped"
 FLUSHED = "flushed"
 ABORTED = "abort"
 DECLINED = "declined_"
-
-
-@dataclass(frozen=True, slots=True)
-class RequestHits:
-    """One request's prompt, split by the tier that served it.
-
-    Attributes:
-        reason: why the first computed page was not a hit; None when the request was not admitted.
-        refused: why it never will be, or "".
-        step: scheduler iteration at which the request was received.
-        time_ns: the same on the rank's clock.
-        is_finished: whether a finish record was seen.
-        is_aborted: its client had gone before it was served.
-    """
-
-    rid: str
-    dp: int
-    input_tokens: int
-    device: int
-    host: int
-    storage: int
-    computed: int
-    reason: str | None
-    conversation: str | None = None
-    step: int = 0
-    time_ns: int = 0
-    is_finished: bool = False
-    refused: str = ""
-    is_aborted: bool = False
-
-    @property
-    def cached(self) -> int:
-        return self.device + self.host + self.storage
-
-    @property
-    def is_admitted(self) -> bool:
-        return self.reason is not None
-
-    @property
-    def unplaced(self) -> int:
-        """Prompt tokens that no tier served and nobody computed."""
-        return max(0, self.input_tokens - self.cached - self.computed)
-
-    @property
-    def is_unaccounted(self) -> bool:
-        """Whether it was served to its end and its parts are not its prompt."""
-        is_equal = self.cached + self.computed == self.input_tokens
-        return self.is_admitted and self.is_finished and not self.is_aborted and not is_equal
 
 
 @dataclass(slots=True)
@@ -124,6 +77,7 @@ class Account:
     Attributes:
         hit_tokens: prefetch -> tokens of its span that every rank's store had.
         local_tokens: prefetch -> tokens of it that this rank's store had.
+        throttled: kinds needed here of which the recorder has left records out.
         unasked: prefetches that were ended before this rank's store was asked; nobody knows what it had.
         is_whole: the log begins at its beginning; otherwise a page that was never seen may have been.
     """
@@ -135,6 +89,7 @@ class Account:
     hit_tokens: dict[int, int] = field(default_factory=dict)
     local_tokens: dict[int, int] = field(default_factory=dict)
     unasked: set[int] = field(default_factory=set)
+    throttled: set[str] = field(default_factory=set)
     has_backups: bool = False
     is_whole: bool = True
 
@@ -159,6 +114,7 @@ class Account:
             "evict_host": self._evict_host,
             "write_backup": self._write_backup,
             "command": self._command,
+            "throttle": self._throttle,
         }
         find = handlers.get
         seq = 0
@@ -170,19 +126,23 @@ class Account:
                     seq = record["seq"]
                     handler(record)
         except (LookupError, TypeError, ValueError) as error:
-            raise HitsError(
-                f"record {seq} lacks a count or field that the hit analysis needs: {error!r}",
-                where=lane.file_of(seq).name,
-                expected="the fields of the same kind in hicache/probes.py",
-            ) from None
+            raise lacking(lane, seq, error) from None
 
     def results(self, has_host_tier: bool) -> list[RequestHits]:
         return [self._result(draft, has_host_tier) for draft in self.drafts.values() if draft.is_received]
 
-    @property
-    def unseen_count(self) -> int:
-        """Requests whose own record is not here, so that nobody knows their prompts."""
-        return sum(not draft.is_received for draft in self.drafts.values())
+    def notes(self) -> list[str]:
+        """What this replica's records lack."""
+        notes = []
+        unseen = sum(not draft.is_received for draft in self.drafts.values())
+        if unseen:
+            # Nobody knows their prompts.
+            were = "1 request was" if unseen == 1 else f"{unseen:,} requests were"
+            notes.append(f"{were} received before the log begins: not counted")
+        if self.throttled:
+            kinds = ", ".join(sorted(self.throttled))
+            notes.append(f"the recorder left records out to save time: {kinds}")
+        return notes
 
     def _result(self, draft: Draft, has_host_tier: bool) -> RequestHits:
         device, host, storage = draft.tiers
@@ -260,6 +220,8 @@ class Account:
         return draft
 
     def _request(self, record: Mapping[str, Any]) -> None:
+        if type(record["rid"]) is not str:
+            raise TypeError(f"{record['rid']!r:.40} is not a request's id")
         draft = self._draft(record["rid"])
         draft.is_received = True
         draft.input_tokens = _count(record["input_tokens"])
@@ -382,7 +344,12 @@ class Account:
             draft.asked.word = word
 
     def _evict(self, record: Mapping[str, Any]) -> None:
-        self._set_fates(record.get("demoted_digests"), DEMOTED)
+        fates = self.fates
+        for digest in split_digests(record.get("demoted_digests")):
+            # Under write_back an eviction is recorded behind those from the host that it has led to. What
+            # the host has dropped and nobody has brought back since can't have been on the device later.
+            if fates.get(digest) != DROPPED_FROM_HOST:
+                fates[digest] = DEMOTED
         self._set_fates(record.get("dropped_digests"), DROPPED)
 
     def _evict_host(self, record: Mapping[str, Any]) -> None:
@@ -395,12 +362,21 @@ class Account:
         if record["verb"] == "flush" and record["verdict"] == "done":
             self.fates = dict.fromkeys(self.fates, FLUSHED)
 
+    def _throttle(self, record: Mapping[str, Any]) -> None:
+        self.throttled |= NEEDED & set(record.get("kinds") or ())
+
     def _set_fates(self, digests: str | None, fate: str) -> None:
         fates = self.fates
         for digest in split_digests(digests):
             fates[digest] = fate
 
 
+# Kinds of record without which these numbers are not what they say.
+NEEDED = frozenset(
+    {"request", "match", "load_back", "admit", "forward", "finish", "abort", "retract", "insert"}
+    | {"prefetch_submit", "query", "prefetch_hit", "prefetch_poll", "prefetch_outcome", "prefetch_insert"}
+    | {"evict", "evict_host", "write_backup", "command"}
+)
 # What a rank says instead of asking its store, once the prefetch has been ended.
 UNASKED = "terminated"
 # A page with such a past may be in the external tier, whatever happened to it on this machine.
@@ -418,6 +394,15 @@ FATE_REASONS = {
     DROPPED_FROM_HOST: "evicted_host",
     FLUSHED: FLUSHED,
 }
+
+
+def lacking(lane: LaneLog, seq: int, error: Exception) -> HitsError:
+    """What to say of a record that is not as its kind is documented."""
+    return HitsError(
+        f"record {seq} lacks a count or field that the hit analysis needs: {error!r}",
+        where=lane.file_of(seq).name,
+        expected="the fields of the same kind in docs/log_format.md",
+    )
 
 
 def _not_awaited(asked: Asked) -> str:

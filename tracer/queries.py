@@ -84,7 +84,8 @@ QUERIES: Mapping[str, Canned] = {
         "what every lane was at when its log ended",
         "SELECT rank, lane, outcome, state, op, step AS since_step, time_ns AS since_ns FROM lanes "
         "LEFT JOIN (SELECT rank, lane, arg_max(state, seq) AS state, arg_max(op, seq) AS op, "
-        "max(step) AS step, max(time_ns) AS time_ns FROM heartbeats GROUP BY rank, lane) "
+        "max(step) AS step, max(time_ns) AS time_ns FROM heartbeats WHERE kind = 'lane_state' "
+        "GROUP BY rank, lane) "
         "USING (rank, lane) ORDER BY rank, lane <> 'scheduler', lane",
     ),
     "lanes_cut": Canned(

@@ -82,6 +82,7 @@ class _Teller:
             what storage has.
         inserting: tokens of an insert that has not returned; backups that it asks for lie in between.
         to_compute: tokens of its prompt that no forward has computed yet.
+        is_dropped: the host's copy of that page went before the eviction that made it was recorded.
         told: kind -> what was last told of it. Whoever waits is asked in every pass, and it need not be told
             again that nothing has changed.
     """
@@ -95,13 +96,14 @@ class _Teller:
     cut: set[int] = field(default_factory=set)
     inserting: int | None = None
     to_compute: int = 0
+    is_dropped: bool = False
     told: dict[str, str] = field(default_factory=dict)
 
     def tell(self, lane: LaneLog) -> Iterator[StoryLine]:
         for record in lane.records():
             try:
                 text = self._sentence(record)
-            except (LookupError, TypeError, ValueError):
+            except (LookupError, TypeError, ValueError, AttributeError):
                 text = "a record that lacks some of its fields"
             if text:
                 yield StoryLine(record["step"], record["time_ns"], record["kind"], text, record)
@@ -118,10 +120,22 @@ class _Teller:
             return self._shared(kind, record)
         if kind in OF_PREFETCH:
             return OF_PREFETCH[kind](record) if record.get("op") in self.ops else ""
-        for name, sentence in PAGE_MOVES.get(kind, ()) if self.missed else ():
-            if self.missed in split_digests(record.get(name)):
-                return sentence.format(rid=record.get("rid", ""))
+        if self.missed and (text := self._of_page(kind, record)):
+            return text
         return self._of_nodes(kind, record)
+
+    def _of_page(self, kind: str, record: Fields) -> str:
+        """What happens to the page that it will miss."""
+        if kind == "command":
+            was_flushed = record.get("verb") == "flush" and record.get("verdict") == "done"
+            return "an operator has the cache flushed, whatever pages it has" if was_flushed else ""
+        for name, sentence in PAGE_MOVES.get(kind, ()):
+            if self.missed in split_digests(record.get(name)):
+                was_dropped, self.is_dropped = self.is_dropped, kind == "evict_host"
+                if was_dropped and name == "demoted_digests":
+                    return LATE_EVICTION
+                return sentence.format(rid=record.get("rid", ""))
+        return ""
 
     def _own(self, kind: str, record: Fields) -> str:
         node = record.get("node")
@@ -371,6 +385,9 @@ PAGE_MOVES: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "evict_host": (("dropped_digests", "the page it will miss is dropped from the host"),),
 }
+
+# Under write_back an eviction is recorded behind those from the host that it has led to.
+LATE_EVICTION = "that was in this eviction, by which the page it will miss has left the device too"
 
 NODE_MOVES: Mapping[str, Callable[[Fields], str]] = {
     "write_backup": lambda r: (

@@ -2,7 +2,8 @@
 
 Owns the lock around the database. It never writes to the logs. What a query may touch is the loaded data
 alone: no file, no network, no setting, no second statement. The database of a large log is a file in a
-private folder, filled, closed and opened again for reading, so that it may be larger than memory.
+private folder, filled, closed and opened again for reading, so that it may be larger than memory. It may be
+kept, and opened once more; so may a folder of Parquet, of which a query reads only what it needs.
 
 Whatever the database does, it does in a thread of its own: Ctrl-C can't be heard inside it.
 """
@@ -16,32 +17,56 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from threading import Event, Thread
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 import duckdb
+import msgspec
 
-from tracer.errors import StoreError
-from tracer.load import fill_lanes, fill_records, link, quoted
+from tracer.errors import HitsError, StoreError
+from tracer.hits import hits, page_size_tokens
+from tracer.kept import (
+    DATABASE_SUFFIX,
+    FACTS_TABLE,
+    HITS,
+    RECORDS,
+    STORE_FORMAT,
+    Export,
+    Facts,
+    beside,
+    chosen,
+    document,
+    find_export,
+    is_database,
+    is_export,
+    linked,
+    put,
+    read_document,
+)
+from tracer.load import DERIVED_TYPES, fill_hits, fill_lanes, fill_records, link, own_fields, quoted
+from tracer.locked import StuckError, bounded, interruptibly, lock, settle
 from tracer.log import Run, find_logs
 from tracer.places import quoted as quoted_path
 from tracer.queries import QUERIES
 
 MEMORY_LIMIT = "4GB"
+# While it is loaded; what it has beside that is some 0.5 GB.
+LOAD_MEMORY_LIMIT = "1536MB"
 # Logs up to here are held in memory, where they take some seven times as much; it is a third faster.
 IN_MEMORY_BYTES = 320 * 1024 * 1024
+# A file with another name is compressed; to how much, nobody knows before it is read.
+PLAIN_SUFFIX, PACKED_RATIO = ".jsonl", 8
 BATCH_ROWS = 4096
-# How long an interrupted query gets to end; it looks every few thousand rows.
-INTERRUPT_SECONDS = 5.0
-INTERRUPT_PAUSE_SECONDS = 0.05
 # What may stand in the path of the private folder, which the database sees.
 PLAIN_PATH = re.compile(r"[\w./ +,@:-]+")
 # A field of a log that does not have the type of its name; everything else is no value's fault.
 VALUE_ERRORS = (duckdb.InvalidInputException, duckdb.ConversionException, duckdb.OutOfRangeException)
 
+# Three headers, and the blocks behind them.
+DATABASE_BYTES_SQL = "SELECT 3 * 4096 + total_blocks * block_size FROM pragma_database_size()"
 # Inside the private folder.
-LOGS, SPILL, EXPORTS, DATABASE = "logs", "spill", "exports", "trace.duckdb"
+LOGS, SPILL, EXPORTS, DATABASE, KEEP = "logs", "spill", "exports", "trace.duckdb", "keep"
+HITS_FILE = "hits.jsonl"
 
 T = TypeVar("T")
 
@@ -71,21 +96,25 @@ class TraceStore:
     """Loaded logs behind a lock: a SELECT is all that can be done with them.
 
     Attributes:
-        run: what was loaded; its lanes have been read, so `torn` and `trailer` are set.
+        path: where it was loaded from.
+        facts: of the run.
         notes: what of the logs is not as it should be: fields read as null, records that were dropped.
     """
 
     def __init__(
         self,
-        run: Run,
+        path: Path,
+        facts: Facts,
         connection: duckdb.DuckDBPyConnection,
         folder: tempfile.TemporaryDirectory[str],
-        notes: Sequence[str] = (),
+        memory_limit: str = MEMORY_LIMIT,
     ) -> None:
-        self.run = run
-        self.notes = tuple(notes)
+        self.path = path
+        self.facts = facts
+        self.notes = facts.notes
         self._connection = connection
         self._folder = folder
+        self._memory_limit = memory_limit
         self._is_stuck = False
 
     def query(self, sql: str) -> Table:
@@ -178,7 +207,8 @@ class TraceStore:
         """A transaction that can't write: a SELECT may still hold a DELETE (WITH gone AS ...)."""
         self._connection.execute("BEGIN TRANSACTION READ ONLY")
         try:
-            yield
+            with bounded(self._memory_limit):
+                yield
         except (duckdb.Error, MemoryError, RuntimeError, ValueError, OverflowError) as error:
             raise self._refusal(error, sql) from None
         finally:
@@ -193,10 +223,10 @@ class TraceStore:
             raise KeyboardInterrupt from None
 
     def _refusal(self, error: Exception, sql: str) -> StoreError:
-        schema = f"hicache query {quoted_path(self.run.path)} --schema"
+        schema = f"hicache query {quoted_path(self.path)} --schema"
         if isinstance(error, MemoryError | duckdb.OutOfMemoryException):
             return StoreError(
-                f"the query needs more memory than it may use, {MEMORY_LIMIT}",
+                f"the query needs more memory than it may use, {self._memory_limit}",
                 where=_short(sql),
                 hint="fewer rows or columns, or a LIMIT",
             )
@@ -222,144 +252,342 @@ class TraceStore:
         self.close()
 
 
-def open_store(source: str | Path | Run, *, memory_limit: str = MEMORY_LIMIT) -> TraceStore:
-    """Load logs into a database of their own and lock it.
+def open_store(
+    source: str | Path | Run,
+    *,
+    run_id: str | None = None,
+    keep: Path | None = None,
+    with_hits: bool = False,
+    is_hits_only: bool = False,
+    memory_limit: str = MEMORY_LIMIT,
+) -> TraceStore:
+    """Load logs into a database of their own and lock it, or open one that was kept.
+
+    Args:
+        source: logs, a kept database, or a Parquet export.
+        run_id: which run, where `source` may hold several.
+        keep: a file that isn't there yet, which will hold the database of these logs.
+        with_hits: make the table `hits` as well, which takes another pass over the logs. It is always in what
+            was kept.
+        is_hits_only: of an export attach nothing else; the files of a thousand ranks take a while.
 
     Raises:
         LogError: there is no log at `source`.
-        StoreError: it holds several runs, or there is no room for the database.
+        StoreError: it holds several runs, or there is no room for the database; or what was kept is not what
+            it should be.
     """
-    run = source if isinstance(source, Run) else find_logs(source)
-    if len(run.run_ids) > 1:
-        raise StoreError(
-            f"{run.path} holds {len(run.run_ids)} runs", where=", ".join(run.run_ids), hint="one folder a run"
-        )
-    folder = _private_folder()
-    try:
+    path = source.path if isinstance(source, Run) else Path(source)
+    is_kept = not isinstance(source, Run) and (is_database(path) or is_export(path))
+    if is_kept and keep is not None:
+        raise StoreError(f"{path} is kept already", where=f"{keep}", expected="the folder of a run's logs")
+    if not is_kept and path.suffix == DATABASE_SUFFIX and path.is_file():
+        raise StoreError(f"{path} is no database", expected="a file kept by hicache query --db")
+    with _private_folder() as folder, _told(path, memory_limit):
         place = Path(folder.name)
-        connection, notes = _fill(run, place, memory_limit)
-        return TraceStore(run, connection, folder, notes)
-    except BaseException as error:
-        folder.cleanup()
-        if not isinstance(error, duckdb.Error | MemoryError | OSError):
-            raise
+        if not is_kept:
+            run = one_run(source if isinstance(source, Run) else find_logs(path), run_id)
+            connection, facts = _loaded(run, place, keep, memory_limit, with_hits=with_hits)
+        elif is_export(path):
+            connection, facts = _attached(
+                find_export(path, run_id), place, memory_limit, is_hits_only=is_hits_only
+            )
+        else:
+            connection, facts = _reopened(path, place, memory_limit, run_id)
+        return TraceStore(path, facts, connection, folder.keep(), memory_limit)
+
+
+def one_run(run: Run, run_id: str | None = None) -> Run:
+    """The one that is meant.
+
+    Raises:
+        StoreError: there are several and none was chosen, or the chosen one isn't there.
+    """
+    wanted = chosen(run.path, run.run_ids, run_id)
+    return next(each for each in run.by_run_id() if each.run_id == wanted)
+
+
+class _PrivateFolder:
+    """A folder of ours with a path that the database can take for nothing but a path; gone unless kept."""
+
+    def __init__(self) -> None:
+        default = tempfile.gettempdir()
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="hicache-", dir=default if PLAIN_PATH.fullmatch(default) else "/tmp"
+        )
+        self.name = self._folder.name
+        self._is_kept = False
+
+    def keep(self) -> tempfile.TemporaryDirectory[str]:
+        """The folder, for somebody else to remove."""
+        self._is_kept = True
+        return self._folder
+
+    def close(self) -> None:
+        if not self._is_kept:
+            self._folder.cleanup()
+
+
+@contextmanager
+def _private_folder() -> Iterator[_PrivateFolder]:
+    try:
+        folder = _PrivateFolder()
+    except OSError as error:
+        raise StoreError(f"no folder for a database: {error.strerror}", hint="TMPDIR=... with room") from None
+    try:
+        for name in (LOGS, EXPORTS, SPILL):
+            (Path(folder.name) / name).mkdir()
+        yield folder
+    finally:
+        folder.close()
+
+
+@contextmanager
+def _told(path: Path, memory_limit: str) -> Iterator[None]:
+    """What the database and the system say while a store is opened, as one of our errors."""
+    try:
+        yield
+    except StuckError:
+        raise KeyboardInterrupt from None
+    except (duckdb.Error, MemoryError, OSError, RuntimeError) as error:
         is_memory = isinstance(error, MemoryError | duckdb.OutOfMemoryException)
-        why = f"they need more memory than {memory_limit}" if is_memory else _first_line(error)
+        why = f"more memory is needed than {memory_limit}" if is_memory else _first_line(error)
         raise StoreError(
-            f"the logs can't be loaded: {why}",
-            where=str(run.path),
+            f"{path} can't be loaded: {why}",
             hint=f"room in {tempfile.gettempdir()}, or TMPDIR=... with more",
         ) from None
 
 
-def _private_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder of ours with a path that the database can take for nothing but a path."""
-    try:
-        default = tempfile.gettempdir()
-        return tempfile.TemporaryDirectory(
-            prefix="hicache-", dir=default if PLAIN_PATH.fullmatch(default) else "/tmp"
-        )
-    except OSError as error:
-        raise StoreError(f"no folder for a database: {error.strerror}", hint="TMPDIR=... with room") from None
-
-
-def _fill(run: Run, place: Path, memory_limit: str) -> tuple[duckdb.DuckDBPyConnection, list[str]]:
-    """The loaded and locked database, and what of the logs is not as it should be."""
-    for name in (LOGS, EXPORTS, SPILL):
-        (place / name).mkdir()
-    sources = link(run, place / LOGS)
-    is_small = sum(path.stat().st_size for _lane, paths in sources for path in paths) <= IN_MEMORY_BYTES
-    database = ":memory:" if is_small else str(place / DATABASE)
-    connection = duckdb.connect(database)
-
-    def fill() -> list[str]:
-        # What does not fit in memory while it is sorted waits in a folder that no query will see.
-        _settle(connection, memory_limit, spill="" if is_small else str(place / SPILL))
-        fill_lanes(connection, run, sources)
-        try:
-            notes = fill_records(connection, run, sources)
-        except VALUE_ERRORS:
-            notes = fill_records(connection, run, sources, is_lenient=True)
-        connection.execute(files("tracer").joinpath("views.sql").read_text(encoding="utf-8"))
-        return notes
-
-    try:
-        notes = interruptibly(connection, fill)
-        if not is_small:
+def _loaded(
+    run: Run, place: Path, keep: Path | None, memory_limit: str, *, with_hits: bool
+) -> tuple[duckdb.DuckDBPyConnection, Facts]:
+    """The loaded and locked database of logs, kept or not."""
+    if keep is not None:
+        with beside(keep, place / KEEP) as hidden:
+            connection, facts = load(run, place, hidden / DATABASE, memory_limit, with_hits=True)
             connection.close()
-            connection = duckdb.connect(database, read_only=True)
-            _settle(connection, memory_limit, spill="")
-        _lock(connection, place / EXPORTS)
-    except StuckError:
-        raise KeyboardInterrupt from None
+            put(hidden / DATABASE, keep)
+        return _reopened(keep, place, memory_limit, run.run_id)
+    database = place / DATABASE if _log_bytes(run) > IN_MEMORY_BYTES else None
+    connection, facts = load(run, place, database, memory_limit, with_hits=with_hits)
+    try:
+        if database is not None:
+            connection.close()
+            connection = duckdb.connect(str(database), read_only=True)
+            settle(connection, memory_limit, spill="")
+        lock(connection, place / EXPORTS)
     except BaseException:
         connection.close()
         raise
-    return connection, notes
+    return connection, facts
 
 
-def _lock(connection: duckdb.DuckDBPyConnection, exports: Path) -> None:
-    """Leave no way out of the database but the folder of exports, which no SELECT can write to."""
-    connection.execute(f"SET allowed_directories = [{quoted(str(exports) + '/')}]")
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
+def load(
+    run: Run, place: Path, database: Path | None, memory_limit: str, *, with_hits: bool
+) -> tuple[duckdb.DuckDBPyConnection, Facts]:
+    """Logs in a database that is not locked yet, for whoever asks it nothing that somebody else has written.
+
+    Args:
+        place: a private folder with the folders that `open_store` makes in it.
+        database: a file that isn't there yet; memory where it is None.
+        with_hits: whether to make the table `hits`.
+    """
+    sources = link(run, place / LOGS)
+    limits, problem = _account(run, place / HITS_FILE) if with_hits else ((), "not counted")
+    connection = duckdb.connect(":memory:" if database is None else str(database))
+
+    def fill() -> Facts:
+        # What does not fit in memory while it is sorted waits in a folder that no query will see.
+        settle(
+            connection,
+            LOAD_MEMORY_LIMIT if database is not None and memory_limit == MEMORY_LIMIT else memory_limit,
+            spill="" if database is None else str(place / SPILL),
+        )
+        fill_lanes(connection, run, sources)
+        try:
+            fields, notes = fill_records(connection, run, sources)
+        except VALUE_ERRORS:
+            fields, notes = fill_records(connection, run, sources, is_lenient=True)
+        if with_hits:
+            fill_hits(connection, place / HITS_FILE)
+        facts = _facts(run, fields, notes, limits, problem)
+        connection.execute(views_sql())
+        connection.execute(f"CREATE TABLE {FACTS_TABLE} (facts VARCHAR)")
+        connection.execute(
+            f"INSERT INTO {FACTS_TABLE} VALUES (?)", [document(STORE_FORMAT, [facts]).decode()]
+        )
+        return facts
+
+    try:
+        return connection, interruptibly(connection, fill)
+    except StuckError:
+        raise
+    except BaseException:
+        connection.close()
+        raise
 
 
-def _settle(connection: duckdb.DuckDBPyConnection, memory_limit: str, *, spill: str) -> None:
-    connection.execute(f"SET memory_limit = {quoted(memory_limit)}")
-    connection.execute(f"SET temp_directory = {quoted(spill)}")
-    # No local variable may pose as a table, and nobody's home is named.
-    connection.execute("SET python_enable_replacements = false")
-    connection.execute("SET autoinstall_known_extensions = false")
-    connection.execute("SET autoload_known_extensions = false")
-    connection.execute("SET allow_persistent_secrets = false")
-    connection.execute("SET secret_directory = ''")
-    connection.execute("SET enable_progress_bar = false")
-
-
-class StuckError(Exception):
-    """The database was interrupted and did not stop."""
-
-
-def interruptibly(connection: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T:
-    """Do `work` on a connection in another thread, while this one can hear Ctrl-C.
+@contextmanager
+def loaded(
+    run: Run, *, memory_limit: str = MEMORY_LIMIT
+) -> Iterator[tuple[duckdb.DuckDBPyConnection, Facts, Path]]:
+    """A loaded database with its hits, the facts, and its private folder; no lock, so no SQL from outside.
 
     Raises:
-        KeyboardInterrupt: it came, and the database has stopped.
-        StuckError: it came, and the database went on; the connection must not be touched again.
+        StoreError: as `open_store`.
     """
-    results: list[T] = []
-    errors: list[BaseException] = []
-    done = Event()
-
-    def run() -> None:
+    with _private_folder() as folder, _told(run.path, memory_limit):
+        place = Path(folder.name)
+        database = place / DATABASE if _log_bytes(run) > IN_MEMORY_BYTES else None
+        connection, facts = load(one_run(run), place, database, memory_limit, with_hits=True)
+        is_stuck = False
         try:
-            results.append(work())
-        except BaseException as error:
-            errors.append(error)
+            yield connection, facts, place
+        except StuckError:
+            is_stuck = True
+            raise
         finally:
-            done.set()
+            if not is_stuck:
+                connection.close()
 
-    worker = Thread(target=run, name="hicache query", daemon=True)
+
+def views_sql() -> str:
+    """The statements that make every view over `records`, `lanes` and `kinds`."""
+    return files("tracer").joinpath("views.sql").read_text(encoding="utf-8")
+
+
+def _account(run: Run, path: Path) -> tuple[tuple[str, ...], str]:
+    """Count the hits, one request a line in `path`; what limits them, and why there are none."""
+    encode = msgspec.json.Encoder().encode
+    with path.open("wb") as file:
+        try:
+            found = hits(run)
+        except HitsError as error:
+            return (), " ".join(str(error).split())
+        for request in found.requests:
+            derived = {name: getattr(request, name) for name in DERIVED_TYPES}
+            file.write(encode(msgspec.structs.asdict(request) | derived) + b"\n")
+    return found.limits, ""
+
+
+def _facts(
+    run: Run, fields: Sequence[str], notes: Sequence[str], limits: Sequence[str], problem: str
+) -> Facts:
+    return Facts(
+        run_id=run.run_id,
+        world_size=run.world_size,
+        records=sum(lane.count for lane in run.lanes),
+        fields=tuple(fields),
+        notes=tuple(notes),
+        tool_version=str(run.lanes[0].header.get("tool_version", "")),
+        page_size_tokens=page_size_tokens(run.lanes),
+        hits_notes=tuple(limits),
+        hits_problem=problem,
+    )
+
+
+def _log_bytes(run: Run) -> int:
+    """What the logs take; a compressed one takes several times as much as its file."""
+    return sum(
+        path.stat().st_size * (1 if path.suffix == PLAIN_SUFFIX else PACKED_RATIO)
+        for lane in run.lanes
+        for path in lane.files
+        if path.exists()
+    )
+
+
+def _reopened(
+    path: Path, place: Path, memory_limit: str, run_id: str | None
+) -> tuple[duckdb.DuckDBPyConnection, Facts]:
+    """A kept database, locked before anything in it is looked at."""
+    link_path = place / DATABASE
+    link_path.symlink_to(path.absolute())
     try:
-        worker.start()
-        done.wait()
-    except KeyboardInterrupt:
-        if worker.ident is not None and not _stopped(connection, done):
-            raise StuckError from None
+        connection = duckdb.connect(str(link_path), read_only=True)
+    except duckdb.Error as error:
+        why = _first_line(error).replace(str(link_path), str(path))
+        raise StoreError(f"the database can't be opened: {why}", where=str(path)) from None
+    try:
+        settle(connection, memory_limit, spill="")
+        lock(connection, place / EXPORTS)
+
+        def read() -> tuple[Any, ...]:
+            # Where the end is missing, a query would be the first to see it.
+            (expected,) = connection.execute(DATABASE_BYTES_SQL).fetchone() or (0,)
+            try:
+                (told,) = connection.execute(f"SELECT facts FROM {FACTS_TABLE} LIMIT 1").fetchone() or ("",)
+            except duckdb.Error:
+                # A foreign database has no such table, or something else in it.
+                told = ""
+            return expected, told
+
+        expected, told = interruptibly(connection, read)
+        facts = read_document(str(told), STORE_FORMAT, str(path)).runs[0]
+        chosen(path, [facts.run_id], run_id)
+        if (missing := expected - path.stat().st_size) > 0:
+            raise StoreError(
+                f"its last {missing:,} bytes are missing", where=str(path), hint="the logs themselves"
+            )
+    except StuckError:
         raise
-    if errors:
-        raise errors[0]
-    return results[0]
+    except BaseException:
+        connection.close()
+        raise
+    return connection, facts
 
 
-def _stopped(connection: duckdb.DuckDBPyConnection, done: Event) -> bool:
-    """Interrupt until the work has ended: what comes between two statements, or before the first, is lost."""
-    for _try in range(int(INTERRUPT_SECONDS / INTERRUPT_PAUSE_SECONDS)):
-        connection.interrupt()
-        if done.wait(INTERRUPT_PAUSE_SECONDS):
-            return True
-    return False
+def _attached(
+    export: Export, place: Path, memory_limit: str, *, is_hits_only: bool
+) -> tuple[duckdb.DuckDBPyConnection, Facts]:
+    """An export under the same views, of which a query reads what it needs; nothing beside it can be read."""
+    facts = export.facts
+    connection = duckdb.connect(":memory:")
+    links = {
+        name: [linked(path, place / LOGS, f"{name}/{number}") for number, path in enumerate(paths)]
+        for name, paths in export.files.items()
+        if name == HITS or not is_hits_only
+    }
+
+    def attach() -> int:
+        settle(connection, memory_limit, spill="")
+        connection.execute(f"CREATE VIEW hits AS FROM {_parquet(links[HITS])}")
+        if not is_hits_only:
+            for name in ("lanes", "kinds"):
+                connection.execute(f"CREATE TABLE {name} AS FROM {_parquet(links[name])}")
+            connection.execute(
+                "CREATE VIEW records AS SELECT rank, * EXCLUDE (rank) "
+                f"FROM {_parquet(links[RECORDS], 'rank')}"
+            )
+            connection.execute(own_fields(facts.fields))
+            connection.execute(views_sql())
+        every = ", ".join(quoted(path) for paths in links.values() for path in paths)
+        connection.execute(f"SET allowed_paths = [{every}]")
+        lock(connection, place / EXPORTS)
+        if is_hits_only:
+            return facts.records
+        found = connection.execute("SELECT count(*) FROM records").fetchone()
+        return int(found[0]) if found else 0
+
+    try:
+        records = interruptibly(connection, attach)
+        if records != facts.records:
+            raise StoreError(
+                f"the export holds {records:,} records, its facts say {facts.records:,}",
+                where=str(export.files[RECORDS][0].parent.parent),
+                hint="export again",
+            )
+    except StuckError:
+        raise
+    except BaseException:
+        connection.close()
+        raise
+    return connection, facts
+
+
+def _parquet(paths: Sequence[str], partition: str = "") -> str:
+    """Files as a table; a partition is a whole number that their path names."""
+    listed = ", ".join(map(quoted, paths))
+    types = f", hive_types = {{{quoted(partition)}: BIGINT}}" if partition else ""
+    return f"read_parquet([{listed}], hive_partitioning = {bool(partition)}{types})"
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,5 +1,6 @@
--- The tables that people query. `records` and `lanes` are filled by load.py; every view reads those two.
--- The comment above a view says what one of its rows is; ids are those of the log.
+-- The tables that people query. `records`, `lanes` and `kinds` are filled by load.py; every view reads those.
+-- The comment above a view says what one of its rows is; ids are those of the log. columns.py says what each
+-- column means, docs/trace_store.md how the views join.
 -- A view whose kinds no log holds yet has its columns and no rows.
 
 -- One rank. Its outcome is that of the lane that fared worst. It is unknown, like how many records its writer
@@ -11,6 +12,7 @@ SELECT rank, any_value(dp) AS dp, any_value(pp) AS pp, any_value(cp) AS cp, any_
        max(steps) AS steps, CASE WHEN count(outcome) = count(*) THEN arg_max(outcome, CASE outcome
            WHEN 'crashed' THEN 3 WHEN 'hung' THEN 2 WHEN 'stopped' THEN 1 ELSE 0 END) END AS outcome,
        count(*) FILTER (torn IS NOT NULL) AS torn_lanes, min(torn) AS torn,
+       count(*) FILTER (len(damage) > 0) AS damaged_lanes,
        CASE WHEN count(dropped) = count(*) THEN sum(dropped)::BIGINT END AS dropped
 FROM lanes GROUP BY rank ORDER BY rank;
 
@@ -19,7 +21,7 @@ FROM lanes GROUP BY rank ORDER BY rank;
 CREATE VIEW requests AS
 WITH own AS (SELECT * FROM records WHERE pp = 0 AND cp = 0 AND tp = 0),
 received AS (
-    SELECT dp, rid, arg_min(conversation, seq) AS conversation, arg_min(input_tokens, seq) AS input_tokens,
+    SELECT dp, rid, any_value(rank) AS rank, any_value(lane) AS lane, arg_min(conversation, seq) AS conversation, arg_min(input_tokens, seq) AS input_tokens,
            arg_min(arrival_ms, seq) AS arrival_ms, arg_min(priority, seq) AS priority,
            arg_min(namespace, seq) AS namespace, min(step) AS receive_step, min(time_ns) AS receive_ns,
            min(seq) AS seq
@@ -44,7 +46,7 @@ finished AS (
     SELECT dp, rid, arg_max(output_tokens, seq) AS output_tokens, arg_max(reason, seq) AS finish_reason,
            max(step) AS finish_step, max(time_ns) AS finish_ns
     FROM own WHERE kind = 'finish' GROUP BY dp, rid)
-SELECT dp, rid, conversation, input_tokens, output_tokens,
+SELECT dp, rank, lane, seq, rid, conversation, input_tokens, output_tokens,
        device_tokens, host_tokens, storage_tokens, coalesce(computed_tokens, 0) AS computed_tokens,
        receive_step, admit_step, finish_step, admit_step - receive_step AS wait_steps,
        receive_ns, admit_ns, finish_ns, admit_ns - receive_ns AS wait_ns, arrival_ms, finish_reason,
@@ -60,10 +62,47 @@ SELECT rank, dp, pp, cp, tp, lane, seq, step, time_ns, rid, purpose, node, devic
        kv_tokens, usable_tokens, miss_digest, device_pages_free, host_pages_free, writes_in_flight
 FROM records WHERE kind = 'match' ORDER BY rank, lane, seq;
 
+-- One request and one operation on one rank that was made for it: its prompt was copied back (`load`) or asked
+-- for outside (`prefetch`), or what it has left was copied to the host (`write`) and written on (`backup`).
+-- `seq` is that of the decision, `operation_seq` that of the record with the `op`.
+CREATE VIEW request_transfers AS
+-- What a step loads back goes into the next copy; its nodes are whole paths, of which a decision names the last.
+WITH loaded AS (
+    SELECT asked.dp, asked.rank, asked.lane, asked.seq, asked.step, asked.rid, 'load' AS queue, moved.op, asked.node,
+           moved.seq AS operation_seq, moved.step AS operation_step
+    FROM (FROM records WHERE kind = 'load_back' AND tokens > 0) AS asked
+    ASOF JOIN (FROM records WHERE kind = 'transfer_enqueue' AND queue = 'load') AS moved
+        ON moved.rank = asked.rank AND moved.lane = asked.lane AND moved.seq >= asked.seq
+    WHERE list_contains(moved.nodes, asked.node)),
+-- A backup is made for the request whose insert has begun and is not over.
+backed AS (
+    SELECT backup.rank, backup.lane, backup.seq, backup.step, backup.node,
+           CASE inserted.phase WHEN 'call' THEN inserted.rid END AS rid
+    FROM (FROM records WHERE kind = 'write_backup' AND tokens > 0) AS backup
+    ASOF JOIN (FROM records WHERE kind = 'insert') AS inserted
+        ON inserted.rank = backup.rank AND inserted.lane = backup.lane AND inserted.seq <= backup.seq),
+written AS (
+    SELECT moved.dp, moved.rank, moved.lane, backed.seq, backed.step, backed.rid, moved.queue, moved.op, moved.node,
+           moved.seq AS operation_seq, moved.step AS operation_step
+    FROM (SELECT rank, dp, lane, seq, step, queue, op, unnest(nodes) AS node
+          FROM records WHERE kind = 'transfer_enqueue' AND queue = 'write'
+          UNION ALL
+          SELECT rank, dp, lane, seq, step, 'backup', op, node FROM records WHERE kind = 'storage_backup') AS moved
+    ASOF JOIN backed
+        ON backed.rank = moved.rank AND backed.lane = moved.lane AND backed.node = moved.node
+            AND backed.seq <= moved.seq
+    WHERE backed.rid IS NOT NULL)
+FROM loaded UNION ALL FROM written UNION ALL
+SELECT dp, rank, lane, seq, step, rid, 'prefetch', op, node, seq, step
+FROM records WHERE kind = 'prefetch_submit' AND outcome = 'issued'
+ORDER BY rank, lane, operation_seq, seq;
+
 -- One transfer on one rank: when it was enqueued, when its bytes had moved (done), when it was applied (ack).
+-- `rids` are the requests that it was made for.
 CREATE VIEW transfers AS
-SELECT rank, any_value(dp) AS dp, any_value(pp) AS pp, any_value(cp) AS cp, any_value(tp) AS tp, queue, op,
-       any_value(pages) AS pages, any_value(nodes) AS nodes,
+SELECT rank, any_value(dp) AS dp, any_value(pp) AS pp, any_value(cp) AS cp, any_value(tp) AS tp, any_value(lane) AS lane,
+       min(seq) AS seq, min(step) AS step, queue, op,
+       any_value(pages) AS pages, any_value(nodes) AS nodes, any_value(rids) AS rids,
        min(step) FILTER (kind = 'transfer_enqueue') AS enqueue_step,
        min(seq) FILTER (kind = 'transfer_enqueue') AS enqueue_seq,
        min(time_ns) FILTER (kind = 'transfer_enqueue') AS enqueue_ns,
@@ -73,7 +112,9 @@ SELECT rank, any_value(dp) AS dp, any_value(pp) AS pp, any_value(cp) AS cp, any_
        min(step) FILTER (kind = 'transfer_ack') AS ack_step,
        min(seq) FILTER (kind = 'transfer_ack') AS ack_seq,
        min(time_ns) FILTER (kind = 'transfer_ack') AS ack_ns
-FROM records WHERE kind IN ('transfer_enqueue', 'transfer_done', 'transfer_ack')
+FROM (FROM records SELECT * EXCLUDE (rids) WHERE kind IN ('transfer_enqueue', 'transfer_done', 'transfer_ack'))
+LEFT JOIN (SELECT rank, queue, op, list(DISTINCT rid ORDER BY rid) AS rids FROM request_transfers
+           GROUP BY rank, queue, op) USING (rank, queue, op)
 GROUP BY rank, queue, op ORDER BY rank, queue, op;
 
 -- One change of a queue on one rank; the counts hold after it. `write` and `load` are copies, `prefetch` asks
@@ -103,7 +144,7 @@ ORDER BY rank, own_queue, time_ns, step, lane, seq;
 -- One call of a collective on one rank. `left` is false when it was entered and never left.
 CREATE VIEW collectives AS
 SELECT rank, any_value(dp) AS dp, any_value(pp) AS pp, any_value(cp) AS cp, any_value(tp) AS tp, lane,
-       "group", group_seq, any_value(axis) AS axis, any_value(purpose) AS purpose, any_value(call_op) AS op,
+       min(seq) AS seq, min(step) AS step, "group", group_seq, any_value(axis) AS axis, any_value(purpose) AS purpose, any_value(call_op) AS op,
        any_value(numel) AS numel, any_value(peer) AS peer,
        min(step) FILTER (phase = 'enter') AS enter_step, min(seq) FILTER (phase = 'enter') AS enter_seq,
        min(time_ns) FILTER (phase = 'enter') AS enter_ns,
@@ -113,12 +154,18 @@ SELECT rank, any_value(dp) AS dp, any_value(pp) AS pp, any_value(cp) AS cp, any_
 FROM (SELECT *, op_text AS call_op FROM records WHERE kind = 'meeting')
 GROUP BY rank, lane, "group", group_seq ORDER BY rank, lane, min(seq);
 
--- One record of a kind whose role is `decision`; its other fields are in `fields`.
+-- One record of a kind whose role is `decision`; its other fields are in `fields`. `group` and `group_seq` name
+-- the collective that it came out of: the lane had left it right before.
 CREATE VIEW decisions AS
-SELECT rank, dp, pp, cp, tp, lane, seq, step, time_ns, kind, phase, rid, node, pages, tokens,
-       own_fields(records) AS fields
-FROM records WHERE kind IN (SELECT name FROM kinds WHERE role = 'decision')
-ORDER BY rank, lane, seq;
+SELECT decided.rank, dp, pp, cp, tp, decided.lane, decided.seq, step, time_ns, kind, phase, rid, op, node, pages,
+       tokens, met."group", met.group_seq, fields
+FROM (SELECT rank, dp, pp, cp, tp, lane, seq, step, time_ns, kind, phase, rid, op, node, pages, tokens,
+             own_fields(records) AS fields
+      FROM records WHERE kind IN (SELECT name FROM kinds WHERE role = 'decision')) AS decided
+LEFT JOIN (SELECT rank, lane, seq, "group", group_seq FROM records WHERE kind = 'meeting' AND phase = 'leave') AS met
+    ON met.rank = decided.rank AND met.lane = decided.lane AND met.seq = decided.seq - 1
+        AND decided.phase IS DISTINCT FROM 'call'
+ORDER BY decided.rank, decided.lane, decided.seq;
 
 -- One eviction on one rank, from the device or from the host.
 CREATE VIEW evictions AS
@@ -129,11 +176,24 @@ SELECT rank, dp, pp, cp, tp, lane, seq, step, time_ns, CASE kind WHEN 'evict' TH
        device_pages_free, device_pages_evictable, host_pages_free, demoted_digests, dropped_digests
 FROM records WHERE kind IN ('evict', 'evict_host') ORDER BY rank, lane, seq;
 
--- One audit of one pool on one rank; `unaccounted` pages are in no set.
+-- One level of one pool on one rank. An audit (kind `pool_audit`) has the whole book; `unaccounted` pages are in
+-- no set. Any other record that carries free pages is a row where their number has changed: `available` only.
 CREATE VIEW pools AS
-SELECT rank, dp, pp, cp, tp, lane, seq, step, time_ns, pool, available, evictable, protected, total,
+WITH told AS (
+    SELECT rank, dp, pp, cp, tp, lane, seq, step, time_ns, kind, 'device' AS pool, device_pages_free AS available
+    FROM records WHERE device_pages_free IS NOT NULL
+    UNION ALL
+    SELECT rank, dp, pp, cp, tp, lane, seq, step, time_ns, kind, 'host', host_pages_free
+    FROM records WHERE host_pages_free IS NOT NULL),
+levels AS (
+    SELECT * FROM told
+    QUALIFY available IS DISTINCT FROM lag(available) OVER (PARTITION BY rank, lane, pool ORDER BY seq))
+SELECT rank, dp, pp, cp, tp, lane, seq, step, time_ns, kind, pool, available, evictable, protected, total,
        total - available - evictable - protected AS unaccounted
-FROM records WHERE kind = 'pool_audit' ORDER BY rank, lane, seq;
+FROM records WHERE kind = 'pool_audit'
+UNION ALL
+SELECT *, NULL, NULL, NULL, NULL FROM levels
+ORDER BY rank, lane, seq, pool;
 
 -- One prefetch from the external tier on one rank, from its submission on; declined ones have no `op`.
 -- `outcome` is what became of it in the end, null while it is under way; the tokens that were asked for and
@@ -194,11 +254,15 @@ LEFT JOIN consumed USING (rank, op) LEFT JOIN inserted USING (rank, op)
 LEFT JOIN lost USING (rank, seq) LEFT JOIN retried USING (rank, rid, attempt)
 ORDER BY rank, seq;
 
--- One sign of life of one lane: what it was at from then on, and for how long; null for the last one.
--- `count` numbers them.
+-- One sign of life of one lane. A `lane_state` is what it was at from then on (`state`) and for how long (null
+-- for the last one), and `count` numbers them. An `idle` period is over at its `step`: `idle_steps` steps from
+-- `first_step` on, in which nothing happened, were not written. A `heartbeat` says that the writer was alive.
 CREATE VIEW heartbeats AS
-SELECT rank, dp, pp, cp, tp, lane, seq, step, time_ns, state, op,
-       row_number() OVER lane_order AS "count", lead(time_ns) OVER lane_order - time_ns AS lasted_ns
-FROM records WHERE kind = 'lane_state'
-WINDOW lane_order AS (PARTITION BY rank, lane ORDER BY seq)
+SELECT rank, dp, pp, cp, tp, lane, seq, step, time_ns, kind,
+       CASE kind WHEN 'idle' THEN 'idle' WHEN 'heartbeat' THEN 'alive' ELSE state END AS state, op,
+       row_number() OVER of_kind AS "count",
+       CASE kind WHEN 'lane_state' THEN lead(time_ns) OVER of_kind - time_ns END AS lasted_ns,
+       first_step, CASE kind WHEN 'idle' THEN "count" END AS idle_steps
+FROM records WHERE kind IN ('lane_state', 'idle', 'heartbeat')
+WINDOW of_kind AS (PARTITION BY rank, lane, kind ORDER BY seq)
 ORDER BY rank, lane, seq;

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,13 +14,11 @@ from cli.options import Json, Logs, Quiet, one_of
 
 if TYPE_CHECKING:
     from tracer.hits import Hits
-    from tracer.log import Run
 
 SCHEMA_WHY = "hicache.why.v1"
 
 
-GROUPINGS = ("request", "tier", "conversation", "reason", "time")
-GROUPINGS_LATER = ("prefix",)
+GROUPINGS = ("request", "tier", "conversation", "prefix", "reason", "time")
 
 
 def hits(
@@ -42,48 +41,124 @@ def hits(
         int | None,
         typer.Option(metavar="STEP", help="Count arrivals up to this step.", show_default=False, min=0),
     ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Every row; 1,000 are shown otherwise.")] = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
     """Say which tier served what, and why the first computed page was not a hit.
 
-    Device, host, storage and computed tokens of a request add up to its prompt.
+    Device, host, storage and computed tokens of a request, and those without a place, add up to its prompt.
+    PATH may also be an export, or a file or folder that SGLang, vLLM or a Tair KVCache manager has written.
     """
-    one_of("--by", by or GROUPINGS[0], GROUPINGS, later=GROUPINGS_LATER)
+    one_of("--by", by or GROUPINGS[0], GROUPINGS)
     refuse_contradictions(why, {"--by": by, "--rid": rid, "--since": since, "--until": until})
-    from cli.screens.hits import in_one_line, story, story_in_one_line, tables
-    from cli.theme import show, show_json, spinner, width
+    if rid is not None and by == "prefix":
+        raise CliError("--rid and --by prefix exclude each other", expected="a prefix is shared by several")
+    from cli.screens.hits import in_one_line, tables
+    from cli.theme import show, show_parts, spinner, width
+    from tracer.hits import document_parts
+
+    if why is not None:
+        return tell_story(path, why, is_json=json, is_quiet=quiet)
+    with ExitStack() as opened:
+        with spinner("reading", path, quiet=quiet):
+            found = count(path, by, since, until, opened)
+            if rid is not None:
+                found = only(found, rid, path)
+            lines = [] if json else in_one_line(found) if quiet else tables(found, width(), is_full=full)
+        if json:
+            show_parts(lambda write: [write(part) for part in document_parts(found)])
+        else:
+            show(lines)
+    return 0
+
+
+def count(path: Path, by: str | None, since: int | None, until: int | None, opened: ExitStack) -> Hits:
+    """The hits at a path, whoever has written what is there.
+
+    Args:
+        opened: closes what rows are still read from.
+    Raises:
+        CliError: the source can't be grouped by that, or has no steps.
+        TracerError: it can't be read.
+    """
     from tracer.hits import hits as count_hits
+    from tracer.importers.foreign import find_foreign, foreign_hits, holds_own_logs, unknown
     from tracer.log import find_logs
+    from tracer.parquet import is_kept
+    from tracer.places import demand_there
+
+    with asked_by("hicache hits {}"):
+        demand_there(path)
+        if is_kept(path):
+            return of_store(path, by, since, until, opened)
+        foreign = None if holds_own_logs(path) else find_foreign(path)
+        if foreign is None:
+            if path.is_file() and not holds_own_logs(path):
+                raise unknown(path)
+            run = find_logs(path)
+            return count_hits(run, by=by or GROUPINGS[0], since=since, until=until)
+    reader, files, notes = foreign
+    if since is not None or until is not None:
+        option = "--since" if since is not None else "--until"
+        raise CliError(f"{option} counts scheduler steps, and {reader.FORMAT} has none")
+    imported = reader.read(files)
+    if by is not None and by not in imported.groupings:
+        raise CliError(
+            f"--by {by}: {reader.FORMAT} does not tell that", expected=" or ".join(imported.groupings)
+        )
+    return foreign_hits(imported, by=by, notes=notes)
+
+
+def of_store(path: Path, by: str | None, since: int | None, until: int | None, opened: ExitStack) -> Hits:
+    """The hits that were counted when an export or a database was made.
+
+    Raises:
+        CliError: they have no prefixes, which are not counted then.
+    """
+    from tracer.stored_hits import stored_hits
+
+    if by == "prefix":
+        raise CliError(f"--by prefix needs a run's logs, and {path} is an export or a database of them")
+    found, store = stored_hits(path, by=by or GROUPINGS[0], since=since, until=until)
+    opened.callback(store.close)
+    return found
+
+
+def tell_story(path: Path, rid: str, *, is_json: bool, is_quiet: bool) -> int:
+    """One request across the tiers, from a run's logs."""
+    from cli.screens.hits import story, story_in_one_line
+    from cli.theme import show, show_json, spinner
+    from tracer.hits import hits as count_hits
+    from tracer.importers.foreign import find_foreign, holds_own_logs
+    from tracer.log import find_logs
+    from tracer.parquet import is_kept
+    from tracer.places import demand_there
     from tracer.story import why as tell_why
 
     with asked_by("hicache hits {}"):
+        demand_there(path)
+        if is_kept(path):
+            raise CliError(f"--why needs a run's logs, and {path} is an export or a database of them")
+        if not holds_own_logs(path) and (foreign := find_foreign(path)) is not None:
+            raise CliError(
+                f"--why needs a run's logs: {foreign[0].FORMAT} does not tell what happened to a request",
+                hint=f"hicache hits {path} --rid {rid}",
+            )
         run = find_logs(path)
-    if why is not None:
-        with spinner("reading", path, quiet=quiet):
-            row = only(count_hits(run), why, run).rows[0]
-            lines = tell_why(run, why)
-        if json:
-            moments = [
-                {"step": line.step, "time_ns": line.time_ns, "kind": line.kind, "text": line.text}
-                for line in lines
-            ]
-            show_json({"schema": SCHEMA_WHY, "request": row, "story": moments})
-        elif quiet:
-            show(story_in_one_line(row))
-        else:
-            show(story(row, lines))
-        return 0
-    with spinner("reading", path, quiet=quiet):
-        found = count_hits(run, by=by or GROUPINGS[0], since=since, until=until)
-    if rid is not None:
-        found = only(found, rid, run)
-    if json:
-        show_json(found.to_json())
-    elif quiet:
-        show(in_one_line(found))
+    with spinner("reading", path, quiet=is_quiet):
+        row = only(count_hits(run), rid, path).rows[0]
+        lines = tell_why(run, rid)
+    if is_json:
+        moments = [
+            {"step": line.step, "time_ns": line.time_ns, "kind": line.kind, "text": line.text}
+            for line in lines
+        ]
+        show_json({"schema": SCHEMA_WHY, "request": row, "story": moments})
+    elif is_quiet:
+        show(story_in_one_line(row))
     else:
-        show(tables(found, width()))
+        show(story(row, lines))
     return 0
 
 
@@ -103,21 +178,20 @@ def refuse_contradictions(why: str | None, counted: Mapping[str, str | int | Non
         raise CliError(f"--since {since} is behind --until {until}", expected="--since at most --until")
 
 
-def only(found: Hits, rid: str, run: Run) -> Hits:
+def only(found: Hits, rid: str, path: Path) -> Hits:
     """The same hits, of one request.
 
     Raises:
         CliError: it is not among them.
     """
     from cli.theme import command_line
-    from tracer.hits import ROWS
 
-    requests = tuple(request for request in found.requests if request.rid == rid)
-    if not requests:
-        examples = ", ".join(request.rid for request in found.requests[:3])
+    narrowed = found.narrowed(rid)
+    if not narrowed.requests:
+        examples = ", ".join(found.first_rids(3))
         raise CliError(
-            f"no request {rid} among the {len(found.requests)} counted in {run.path}",
+            f"no request {rid} among the {found.request_count} counted in {path}",
             expected=f"{examples}, ..." if examples else "",
-            hint=command_line("hits", run.path),
+            hint=command_line("hits", path),
         )
-    return replace(found, requests=requests, rows=tuple(ROWS[found.by](requests)))
+    return narrowed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -19,11 +20,9 @@ from cli.options import Json, a_path, one_of
 if TYPE_CHECKING:
     from tracer.trace_store import Table, TraceStore
 
-VIEWS_SQL = (
-    "SELECT table_name AS name, string_agg(column_name, ', ' ORDER BY column_index) AS columns "
-    "FROM duckdb_columns() WHERE NOT internal AND schema_name = 'main' "
-    "AND table_name NOT IN ('kinds') "
-    "GROUP BY table_name ORDER BY table_name"
+COLUMNS_SQL = (
+    "SELECT table_name, column_name, data_type FROM duckdb_columns() "
+    "WHERE NOT internal AND schema_name = 'main' ORDER BY table_name, column_index"
 )
 FORMATS = ("table", "json", "csv", "parquet")
 # A table is for reading; more rows than this are for a program.
@@ -35,7 +34,12 @@ FILE_WIDTH = 1 << 16
 def query(
     path: Annotated[
         Path | None,
-        typer.Argument(metavar="PATH", help="A run's folder.", show_default=False, parser=a_path),
+        typer.Argument(
+            metavar="PATH",
+            help="A run's folder, a kept database, or a Parquet export.",
+            show_default=False,
+            parser=a_path,
+        ),
     ] = None,
     sql: Annotated[
         str | None, typer.Argument(metavar="SQL", help="One SELECT over the views.", show_default=False)
@@ -46,6 +50,22 @@ def query(
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="The queries that come with the tool.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="PATH's views and their columns.")] = False,
+    db: Annotated[
+        Path | None,
+        typer.Option(
+            "--db",
+            metavar="FILE.duckdb",
+            help="Keep the loaded database there, for later queries.",
+            show_default=False,
+            parser=a_path,
+        ),
+    ] = None,
+    run_id: Annotated[
+        str | None,
+        typer.Option(
+            "--run", metavar="RUN_ID", help="Which run, where PATH has several.", show_default=False
+        ),
+    ] = None,
     format_: Annotated[
         str | None,
         typer.Option(
@@ -69,6 +89,8 @@ def query(
     shape = one_of("--format", format_ or ("json" if json else "table"), FORMATS)
     if json and shape != "json":
         raise CliError(f"--json and --format {shape} exclude each other", expected="one format")
+    if list_ and db is not None:
+        raise CliError("--list asks no logs", expected="no --db")
     if (list_ or schema) and (out is not None or shape in ("csv", "parquet")):
         what = "--list" if list_ else "--schema"
         raise CliError(f"{what} is shown, as a table or as JSON", expected="no --out, --format table or json")
@@ -76,26 +98,34 @@ def query(
         return show_list(is_json=shape == "json")
     if path is None:
         raise CliError("query needs the folder of a run", expected='hicache query PATH "SELECT ..."')
-    if sum((sql is not None, name is not None, schema)) != 1:
+    questions = sum((sql is not None, name is not None, schema))
+    is_only_kept = questions == 0 and db is not None and out is None and format_ is None and not json
+    if questions != 1 and not is_only_kept:
         raise CliError(
             "query takes one question",
-            expected='"SELECT ...", --name NAME or --schema',
+            expected='"SELECT ...", --name NAME or --schema; none with --db alone',
             hint="hicache query --list",
         )
     if shape == "parquet" and out is None:
         raise CliError("--format parquet writes a file", hint="--out rows.parquet")
-    asked = "" if schema else statement(sql, name)
+    asked = "" if schema or is_only_kept else statement(sql, name)
     from cli.output import refuse_unwritable
     from cli.theme import spinner
     from tracer.trace_store import open_store
 
     if out is not None:
         refuse_unwritable(out)
+    if db is not None:
+        refuse_to_keep(path, db, out)
     with ExitStack() as stack:
         with spinner("loading", path, quiet=quiet), asked_by("hicache query {} --schema"):
-            store = stack.enter_context(open_store(path))
+            store = stack.enter_context(
+                open_store(path, run_id=run_id, keep=db, with_hits=schema or "hits" in asked.casefold())
+            )
         for note in () if quiet else store.notes:
             tell(f"note: {note}")
+        if is_only_kept:
+            return 0
         if schema:
             return show_schema(store, is_json=shape == "json")
         with spinner("asking", path, quiet=quiet) as pause, refusals():
@@ -117,6 +147,33 @@ def statement(sql: str | None, name: str | None) -> str:
     if name not in QUERIES:
         raise CliError(f"no query {name!r}", expected=", ".join(QUERIES), hint="hicache query --list")
     return QUERIES[name].sql
+
+
+def refuse_to_keep(path: Path, db: Path, out: Path | None) -> None:
+    """Say no before any work is done: a kept database takes the place of nothing.
+
+    Raises:
+        CliError: something is there, or nothing can be.
+    """
+    from cli.folder import OWN_FILE
+    from cli.theme import command_line
+    from tracer.kept import is_database, is_export
+
+    if is_database(path) or is_export(path):
+        raise CliError(f"{path} is kept already", expected="--db with the folder of a run's logs")
+    if os.path.lexists(db):
+        is_ours = is_database(db)
+        raise CliError(
+            f"--db {db} is there already, and stays as it is",
+            expected="a new file",
+            hint=command_line("query", db, "SELECT ...") if is_ours else "",
+        )
+    if out is not None and os.path.realpath(out) == os.path.realpath(db):
+        raise CliError(f"--db and --out are both {db}", expected="two files")
+    if OWN_FILE.fullmatch(db.name):
+        raise CliError(f"--db {db} has the name of a run's own file", expected="another name")
+    if not db.parent.is_dir():
+        raise CliError(f"--db {db}: no folder {db.parent}", expected="a file in a folder that is there")
 
 
 @contextmanager
@@ -208,17 +265,31 @@ def show_list(*, is_json: bool) -> int:
 
 
 def show_schema(store: TraceStore, *, is_json: bool) -> int:
-    from rich.text import Text
+    """Every view with its columns: name, type and meaning."""
+    from cli.theme import show, show_json
+    from tracer.columns import VIEWS, meaning
 
-    from cli.theme import LABEL, show, show_json
-
-    views: list[tuple[str, list[str]]] = [(row[0], row[1].split(", ")) for row in store.query(VIEWS_SQL).rows]
+    columns: dict[str, list[tuple[str, str]]] = {}
+    for view, column, kind in store.query(COLUMNS_SQL).rows:
+        columns.setdefault(view, []).append((column, kind))
+    views = {view: columns[view] for view in VIEWS if view in columns}
     if is_json:
-        show_json([{"name": name, "columns": columns} for name, columns in views])
+        show_json(
+            [
+                {
+                    "name": view,
+                    "row": VIEWS[view],
+                    "columns": [column for column, _kind in each],
+                    "types": dict(each),
+                    "meanings": {column: said for column, _kind in each if (said := meaning(view, column))},
+                }
+                for view, each in views.items()
+            ]
+        )
         return 0
-    name_width = max(len(name) for name, _columns in views) + 2
-    lines = [Text.assemble((name.ljust(name_width), LABEL), ", ".join(columns)) for name, columns in views]
-    show(_narrow(lines, name_width))
+    from cli.screens.query import schema_lines
+
+    show(schema_lines(views))
     return 0
 
 

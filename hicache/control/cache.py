@@ -166,6 +166,7 @@ class Cache:
             len(self.writes),
             missed,
             page_limit * page_tokens,
+            active.digests[max(0, at - DIGEST_BYTES) : at].hex(),
         )
         return match
 
@@ -234,6 +235,7 @@ class Cache:
         while not done.is_finished:
             done = tree.resume()
             self.apply(done.actions)
+        known = page_count * DIGEST_BYTES - len(done.new_digests)
         self.probes.insert_return(
             active.rid,
             done.node.id,
@@ -241,6 +243,7 @@ class Cache:
             done.duplicate_pages,
             done.new_pages * self.page_tokens,
             done.new_digests.hex(),
+            active.digests[max(0, known - DIGEST_BYTES) : known].hex(),
         )
         if done.unevicted_pages and self.host is not None:
             for node in tree.path(done.node):

@@ -110,6 +110,8 @@ def test_the_document_has_the_documented_keys_in_their_order(tmp_path: Path) -> 
                     "storage": 0,
                     "computed": 3686,
                     "reason": "cold",
+                    "unplaced": 0,
+                    "unplaced_reason": None,
                 }
             ],
         ),
@@ -122,6 +124,8 @@ def test_the_document_has_the_documented_keys_in_their_order(tmp_path: Path) -> 
         "storage",
         "computed",
         "reason",
+        "unplaced",
+        "unplaced_reason",
     ]
 
 
@@ -261,6 +265,64 @@ def test_tokens_that_do_not_add_up_are_reported_and_not_patched(tmp_path: Path) 
 def test_an_unfinished_request_need_not_add_up_yet(tmp_path: Path) -> None:
     result = analyse(tmp_path, [request("r0", 100), match("r0", A), admit("r0"), forward(r0=35)])
     assert result.unaccounted == ()
+
+
+def test_every_token_without_a_place_says_why(tmp_path: Path) -> None:
+    records = [
+        *refused("r1", 1000),
+        *(request("r2", 7), match("r2", A), {**admit("r2"), "verdict": "no_room"}),
+        *(request("r3", 100), match("r3", A), *aborted("r3")),
+        *(
+            request("r4", 100),
+            match("r4", A),
+            admit("r4", device=40),
+            forward(r4=20),
+            *aborted("r4", "chunked"),
+        ),
+        *(request("r5", 50), match("r5", A), admit("r5"), forward(r5=10)),
+        *(request("r6", 50), match("r6", A), admit("r6"), forward(r6=40), finish("r6")),
+    ]
+    found = analyse(tmp_path, records, outcome="hung")
+    assert [(row["rid"], row["unplaced"], row["unplaced_reason"]) for row in found.rows] == [
+        ("r1", 1000, "refused_too_long"),
+        ("r2", 7, "never_admitted"),
+        ("r3", 100, "aborted_waiting"),
+        ("r4", 40, "aborted_computing"),
+        ("r5", 40, "being_computed"),
+        ("r6", 10, "unaccounted"),
+    ]
+    assert found.to_json()["unplaced"] == {
+        "total": 1197,
+        "by_reason": {
+            "aborted_computing": 40,
+            "aborted_waiting": 100,
+            "being_computed": 40,
+            "never_admitted": 7,
+            "refused_too_long": 1000,
+            "unaccounted": 10,
+        },
+    }
+
+
+def test_more_than_the_prompt_is_never_in_its_place(tmp_path: Path) -> None:
+    records = [request("r0", 100), match("r0", A), admit("r0", device=64), forward(r0=50), *aborted("r0")]
+    found = analyse(tmp_path, records)
+    assert [(each.rid, each.accounted_tokens) for each in found.unaccounted] == [("r0", 114)]
+
+
+def test_what_the_recorder_left_out_to_save_time_is_noted(tmp_path: Path) -> None:
+    left_out = {"kind": "throttle", "kinds": ["evict", "pool_audit"], "share": 70, "share_max": 50}
+    assert analyse(tmp_path, [*R0, left_out]).notes == ("the recorder left records out to save time: evict",)
+
+
+def test_kinds_that_this_version_does_not_know_change_nothing(tmp_path: Path) -> None:
+    strange = {"kind": "weather", "rid": 7, "new_digests": ["no"], "rids": 3}
+    assert analyse(tmp_path / "a", [strange, *R0]).rows == analyse(tmp_path / "b", R0).rows
+
+
+def test_a_page_that_left_the_host_in_the_eviction_that_brought_it_there_was_evicted(tmp_path: Path) -> None:
+    """Under write_back an eviction is recorded behind the ones from the host that it has led to."""
+    assert reason(tmp_path, [*R0, BACKUP, evict_host(A + B), evict(demoted=A + B)], NOTHING) == "evicted_host"
 
 
 def test_a_lane_that_was_cut_is_noted(tmp_path: Path) -> None:
@@ -600,6 +662,17 @@ def test_a_record_without_a_field_that_is_needed_is_named(tmp_path: Path) -> Non
         analyse(tmp_path, [{**admit("r0"), "host_tokens": "many"}])
 
 
+def test_an_id_that_is_no_text_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HitsError, match="record 1 lacks a count or field"):
+        analyse(tmp_path, [{**request("r0"), "rid": 7}])
+
+
+def test_a_story_goes_on_over_a_field_of_another_type(tmp_path: Path) -> None:
+    outcome = {"kind": "prefetch_outcome", "rid": "r0", "attempt": 0, "outcome": 7, "reason": [], "tokens": 1}
+    run = find_logs(write_lane(tmp_path, [request("r0"), outcome, finish("r0")]))
+    assert why(run, "r0")[1].text == "a record that lacks some of its fields"
+
+
 def test_a_story_goes_on_over_a_record_that_lacks_a_field(tmp_path: Path) -> None:
     run = find_logs(write_lane(tmp_path, [{"kind": "request", "rid": "r0"}, finish("r0")]))
     assert [each.text for each in why(run, "r0")] == [
@@ -638,6 +711,7 @@ def test_tiers_add_up_to_the_prompts(tmp_path: Path) -> None:
 
 
 SUMS = {"requests": 2, "input_tokens": 400, "device": 200, "host": 0, "storage": 0, "computed": 200}
+SUMS |= {"unplaced": 0}
 
 
 def test_conversations_are_summed(tmp_path: Path) -> None:
@@ -656,9 +730,9 @@ def test_time_buckets_are_round_and_have_no_holes(tmp_path: Path) -> None:
     assert [row["requests"] for row in rows] == [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]
 
 
-def test_grouping_by_prefix_says_that_it_is_not_there_yet(tmp_path: Path) -> None:
-    with pytest.raises(HitsError, match="grouping by prefix is not there yet"):
-        analyse(tmp_path, TWO, by="prefix")
+def test_an_unknown_grouping_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HitsError, match="can't group hits by 'weather'"):
+        analyse(tmp_path, TWO, by="weather")
 
 
 def test_the_story_of_a_request_goes_back_to_the_page_it_missed(tmp_path: Path) -> None:
@@ -691,6 +765,23 @@ def test_the_story_of_a_request_goes_back_to_the_page_it_missed(tmp_path: Path) 
         "6 backup of 1 page to host begins (node 17)",
         "6 transfer 3 (write, 1 page) enqueued (node 17)",
         "7 finished (length) after 1 token",
+    ]
+
+
+def test_a_story_tells_of_a_flush_and_of_an_eviction_told_after_what_it_led_to(tmp_path: Path) -> None:
+    flush = {"kind": "command", "verb": "flush", "reason": "", "verdict": "done"}
+    refused_one = {**flush, "reason": "not_idle", "verdict": "refused"}
+    before = [insert("r0", A), flush, refused_one, insert("r1", A), evict_host(A), evict(demoted=B + A)]
+    again = [insert("r2", A), evict(demoted=A)]
+    path = write_lane(tmp_path, [*before, *again, request("r9"), match("r9", A), admit("r9"), flush])
+    assert [each.text for each in why(find_logs(path), "r9")][:7] == [
+        "the page it will miss enters the tree with r0",
+        "an operator has the cache flushed, whatever pages it has",
+        "the page it will miss enters the tree with r1",
+        "the page it will miss is dropped from the host",
+        "that was in this eviction, by which the page it will miss has left the device too",
+        "the page it will miss enters the tree with r2",
+        "the page it will miss leaves the device, its host copy stays",
     ]
 
 

@@ -158,8 +158,29 @@ def test_evictions_count_the_pages_of_their_digests(store: TraceStore) -> None:
 
 
 def test_a_pool_shows_the_pages_that_are_in_no_set(store: TraceStore) -> None:
-    answer = store.query("SELECT pool, total, unaccounted FROM pools WHERE rank = 0")
+    answer = store.query("SELECT pool, total, unaccounted FROM pools WHERE rank = 0 AND kind = 'pool_audit'")
     assert answer.rows == (("host", 7, 1),)
+
+
+def test_a_pool_has_a_row_where_the_number_of_its_free_pages_changes(tmp_path: Path) -> None:
+    levels = [(5, 9), (5, 9), (4, 9), (5, None), (5, 8)]
+    records = [
+        {"kind": "write_backup", "host_pages_free": host, "device_pages_free": device, "step": step}
+        for step, (host, device) in enumerate(levels)
+    ]
+    kinds = (Kind("write_backup", "decision", local=("host_pages_free", "device_pages_free")),)
+    with open_store(write_lane(tmp_path, records, kinds=kinds)) as opened:
+        answer = opened.query(
+            "SELECT step, kind, pool, available, total, unaccounted FROM pools ORDER BY pool, step"
+        )
+    kind = "write_backup"
+    assert answer.rows == (
+        (0, kind, "device", 9, None, None),
+        (4, kind, "device", 8, None, None),
+        (0, kind, "host", 5, None, None),
+        (2, kind, "host", 4, None, None),
+        (3, kind, "host", 5, None, None),
+    )
 
 
 def test_ranks_have_a_place_an_outcome_and_a_process(store: TraceStore) -> None:
@@ -549,7 +570,7 @@ def NOTHING(paths: Sequence[Path], types: dict[str, str], more: str) -> str:  # 
     from tracer.load import name
 
     empty = ", ".join(f"NULL::{kind} AS {name(field)}" for field, kind in types.items())
-    return f"(SELECT {empty}, NULL::VARCHAR AS hicache_source WHERE false)"
+    return f"(SELECT {empty}, NULL::BIGINT AS hicache_lane WHERE false)"
 
 
 def test_a_large_log_is_a_database_on_disk_with_the_same_answers(
@@ -639,7 +660,7 @@ def test_an_unknown_table_or_column_points_to_the_schema(store: TraceStore) -> N
     for sql in ("FROM nope", "SELECT nope FROM lanes"):
         with pytest.raises(StoreError) as caught:
             store.query(sql)
-        assert caught.value.hint == f"hicache query {store.run.path} --schema"
+        assert caught.value.hint == f"hicache query {store.path} --schema"
 
 
 def test_nobodys_home_is_named(store: TraceStore) -> None:

@@ -12,11 +12,116 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from cli.app import main
 from tests.cli.conftest import Hicache
 from tests.support.logs import write_lane
-from tracer.trace_store import QUERIES
+from tracer.log import find_logs
+from tracer.parquet import export_parquet
+from tracer.queries import QUERIES
 
 VIEWS = ("requests", "matches", "transfers", "queues", "collectives", "decisions", "evictions", "pools")
+
+
+@pytest.fixture(scope="session")
+def kept(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the hung run as logs, as a kept database and as Parquet; not to be changed."""
+    folder = tmp_path_factory.mktemp("kept")
+    (folder / "hung").symlink_to(runs / "hung")
+    assert main(["query", str(runs / "hung"), "--db", str(folder / "hung.duckdb")]) == 0
+    export_parquet(find_logs(runs / "hung"), folder / "hung.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("name", sorted(QUERIES))
+def test_what_was_kept_gives_the_same_screens(name: str, kept: Path, hicache: Hicache) -> None:
+    said = hicache("query", kept / "hung", "--name", name)
+    assert said.code == 0
+    assert hicache("query", kept / "hung.duckdb", "--name", name) == said
+    assert hicache("query", kept / "hung.parquet", "--name", name) == said
+
+
+def test_hits_can_be_asked_for_in_every_form(kept: Path, hicache: Hicache) -> None:
+    sql = "SELECT rid, device, computed, reason FROM HITS ORDER BY number"
+    said = hicache("query", kept / "hung", sql, "--json")
+    assert json.loads(said.out)
+    assert hicache("query", kept / "hung.duckdb", sql, "--json") == said
+    assert hicache("query", kept / "hung.parquet", sql, "--json") == said
+
+
+def test_the_schema_is_that_of_every_form(kept: Path, hicache: Hicache) -> None:
+    said = hicache("query", kept / "hung", "--schema")
+    assert [line for line in said.out.splitlines() if len(line) > 80] == []
+    assert hicache("query", kept / "hung.duckdb", "--schema") == said
+    assert hicache("query", kept / "hung.parquet", "--schema") == said
+
+
+def test_a_query_keeps_its_database_and_answers(inside: Path, tmp_path: Path, hicache: Hicache) -> None:
+    db = tmp_path / "hung.duckdb"
+    said = hicache("query", "hung", "SELECT 1 AS one", "--json", "--db", db)
+    assert (said.code, said.out, said.err) == (0, '[{"one": 1}]\n', "")
+    assert db.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["hung", "--db", "there"], "--db there is there already, and stays as it is"),
+        (["hung", "--db", "hung"], "--db hung is there already, and stays as it is"),
+        (["hung", "--db", "none/x"], "--db none/x: no folder none"),
+        (["hung", "--db", "run.json"], "--db run.json has the name of a run's own file"),
+        (["hung", "SELECT 1", "--db", "x", "--out", "./x"], "--db and --out are both x"),
+        (["--list", "--db", "x"], "--list asks no logs"),
+        (["hung", "--db", "x", "--json"], "query takes one question"),
+        (["hung", "--db", ""], "it is empty; expected a path"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_place_where_nothing_can_be_kept_is_code_2(
+    words: list[str], said: str, runs: Path, tmp_path: Path, hicache: Hicache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there").write_text("mine")
+    (tmp_path / "hung").symlink_to(runs / "hung")
+    monkeypatch.chdir(tmp_path)
+    ended = hicache("query", *words)
+    assert (ended.code, ended.out) == (2, "")
+    assert said in ended.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hung", "there"]
+
+
+def test_what_was_kept_is_not_kept_again(kept: Path, tmp_path: Path, hicache: Hicache) -> None:
+    ended = hicache("query", kept / "hung.parquet", "SELECT 1", "--db", tmp_path / "x")
+    assert (ended.code, ended.out) == (2, "")
+    assert "is kept already" in ended.err
+
+
+def test_a_database_that_is_not_ours_is_code_3(tmp_path: Path, hicache: Hicache) -> None:
+    path = tmp_path / "x.duckdb"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE TABLE t AS SELECT 1")
+    ended = hicache("query", path, "SELECT 1")
+    assert (ended.code, ended.out) == (3, "")
+    assert ended.err.startswith("error: not kept by this tool, or damaged\n")
+
+
+def test_a_newer_database_is_code_3(kept: Path, tmp_path: Path, hicache: Hicache) -> None:
+    path = tmp_path / "x.duckdb"
+    path.write_bytes((kept / "hung.duckdb").read_bytes())
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("UPDATE hicache_store SET facts = replace(facts, '[1, 0]', '[2, 0]')")
+    ended = hicache("query", path, "SELECT 1")
+    assert (ended.code, ended.out) == (3, "")
+    assert "version 2.0 of hicache.store, this tool knows 1.x" in ended.err
+
+
+def test_of_several_runs_one_is_chosen(tmp_path: Path, hicache: Hicache) -> None:
+    write_lane(tmp_path, [], rank=0, run_id="a", sizes={"tp": 2})
+    write_lane(tmp_path, [], rank=1, run_id="b", sizes={"tp": 2})
+    ended = hicache("query", tmp_path, "FROM ranks")
+    assert ended.code == 3
+    assert ended.err.endswith("where     a, b\n  try       one of them, by --run\n")
+    said = hicache("query", tmp_path, "SELECT rank, run_id FROM ranks", "--run", "b", "--json")
+    assert json.loads(said.out) == [{"rank": 1, "run_id": "b"}]
+    assert hicache("query", tmp_path, "FROM ranks", "--run", "c").code == 3
 
 
 def test_json_is_a_list_of_row_objects(inside: Path, hicache: Hicache) -> None:
@@ -98,6 +203,9 @@ def test_schema_names_every_view_with_its_columns(inside: Path, hicache: Hicache
     columns = {entry["name"]: entry["columns"] for entry in document}
     assert set(VIEWS) <= set(columns)
     assert "fields" in columns["decisions"]
+    (decisions,) = (entry for entry in document if entry["name"] == "decisions")
+    assert decisions["types"]["fields"] == "JSON"
+    assert decisions["meanings"]["group_seq"] == "number of that call"
     assert [line for line in hicache("query", "hung", "--schema").out.splitlines() if len(line) > 80] == []
 
 
@@ -145,21 +253,36 @@ def told(connection, work):
     return real(connection, announced)
 trace_store.is_asking = False
 trace_store.interruptibly = told
-real_lock = trace_store._lock
+real_lock = trace_store.lock
 def locked(*arguments):
     real_lock(*arguments)
     trace_store.is_asking = True
-trace_store._lock = locked
+trace_store.lock = locked
 from cli.app import main
 sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("sql", [ENDLESS, "FROM range(1000000000000)"])
-@pytest.mark.parametrize("shape", ["table", "csv"])
-def test_ctrl_c_ends_a_query_that_would_not_end(sql: str, shape: str, runs: Path, tmp_path: Path) -> None:
-    # The table needs but the first rows of an endless answer, and then counts the others.
-    words = ["query", str(runs / "hung"), sql, "--format", shape, "--out", str(tmp_path / "rows")]
+RECURSIVE = "WITH RECURSIVE t AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM t) SELECT count(*) FROM t"
+
+
+@pytest.mark.parametrize(
+    ("sql", "shape", "form"),
+    [
+        (ENDLESS, "table", "hung"),
+        (ENDLESS, "csv", "hung.duckdb"),
+        # The table needs but the first rows of an endless answer, and then counts the others.
+        ("FROM range(1000000000000)", "table", "hung.parquet"),
+        ("FROM range(1000000000000)", "csv", "hung"),
+        (RECURSIVE, "table", "hung"),
+        (RECURSIVE, "table", "hung.duckdb"),
+        (RECURSIVE, "table", "hung.parquet"),
+    ],
+)
+def test_ctrl_c_ends_a_query_that_would_not_end(
+    sql: str, shape: str, form: str, kept: Path, tmp_path: Path
+) -> None:
+    words = ["query", str(kept / form), sql, "--format", shape, "--out", str(tmp_path / "rows")]
     with subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, *words],
         stdout=subprocess.PIPE,
