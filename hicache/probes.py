@@ -150,7 +150,15 @@ INSERT = Kind(
     info=("new_digests", "parent_digest"),
 )
 INSERT_CALL = ("rid", "owned_pages", "tokens", "device_pages_free", "host_pages_free", "writes_in_flight")
-INSERT_RETURN = ("rid", "node", "nodes_counted", "duplicate_pages", "new_tokens", "new_digests", "parent_digest")
+INSERT_RETURN = (
+    "rid",
+    "node",
+    "nodes_counted",
+    "duplicate_pages",
+    "new_tokens",
+    "new_digests",
+    "parent_digest",
+)
 
 WRITE_BACKUP = Kind(
     "write_backup",

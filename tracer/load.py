@@ -105,6 +105,8 @@ FIELD_TYPES = {
     "locks": "BIGINT[]",
     "matched_tokens": "BIGINT",
     "miss_digest": "VARCHAR",
+    "hit_digest": "VARCHAR",
+    "parent_digest": "VARCHAR",
     "mode": "VARCHAR",
     "namespace": "VARCHAR",
     "new_digests": "VARCHAR",

@@ -8,7 +8,7 @@ import pytest
 
 from hicache.config import Config, StorageConfig
 from hicache.errors import ConfigError
-from hicache.job import Ending, Logs, PlanSpec, describe, result_of, write_summary
+from hicache.job import Ending, Logs, PlanSpec, TraceLimits, describe, result_of, write_summary
 from hicache.storage.limits import Limits
 from hicache.topology import Topology
 from hicache.transport.meetings import LOST, LostPeerError
@@ -113,13 +113,13 @@ def test_a_summary_that_can_not_be_written_is_told(tmp_path: Path) -> None:
 
 def test_lanes_share_what_a_rank_may_keep_of_its_newest_records(tmp_path: Path) -> None:
     """Half for the scheduler, which says most; the rest for the other four."""
-    logs = Logs(SPEC.plan(), tmp_path, "ring", limit_bytes=1 << 20)
+    logs = Logs(SPEC.plan(), tmp_path, "ring", limits=TraceLimits(ring_bytes=1 << 20))
     tracers = {lane: logs.tracer(0, lane, lambda: 0) for lane in ("scheduler", "prefetch", "backup")}
     from hicache.probes import LANE_STATE
 
     for tracer in tracers.values():
         emit = tracer.emitter(LANE_STATE)
-        for number in range(20_000):
+        for number in range(100_000):
             emit("idle", number)
         tracer.close("completed")
     sizes = {

@@ -137,7 +137,7 @@ class Bench:
         decides_deadline: bool = True,
     ) -> None:
         self.sink = MemorySink()
-        self.tracer = Tracer(self.sink, {}, lambda: 0)
+        self.tracer = Tracer(self.sink, {}, lambda: 0, has_steps=True)
         self.probes = Probes(self.tracer)
         self.engine = engine or ToldEngine()
         self.clock = ToldClock()

@@ -19,7 +19,7 @@ from hicache.ledger import Ledger
 from hicache.loop import PAUSE, Loop, Signal
 from hicache.ports import Found
 from hicache.probes import Probes
-from hicache.rank import Parts, Ports, Rank, build_rank, lane_names
+from hicache.rank import SCHEDULER, Parts, Ports, Rank, build_rank, lane_names
 from hicache.schedule import Schedule
 from tracer.sinks import MemorySink
 from tracer.tracer import Tracer
@@ -209,7 +209,9 @@ def run(
     loop = Loop(Schedule(seed=seed))
     script, clock, ledger = Script(arrivals), IdleClock(), Ledger()
     sinks = {lane: MemorySink() for lane in lane_names(config)}
-    probes = {lane: Probes(Tracer(sink, {}, lambda: 0)) for lane, sink in sinks.items()}
+    probes = {
+        lane: Probes(Tracer(sink, {}, lambda: 0, has_steps=lane == SCHEDULER)) for lane, sink in sinks.items()
+    }
     alone: Any = Alone()
     if config.storage.backend != "none" and storage is None:
         storage = Shelf()

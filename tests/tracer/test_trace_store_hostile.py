@@ -93,7 +93,7 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         "SELECT * FROM sqlite_scan('{outside}/a.db', 't')",
         "SELECT * FROM postgres_scan('host=localhost', 'a', 'b')",
         "SELECT * FROM read_single_csv_file('{outside}/a.csv')",
-        "SELECT * FROM json_execute_serialized_sql(json_serialize_sql('FROM read_text(''{outside}/a.txt'')'))",
+        "FROM json_execute_serialized_sql(json_serialize_sql('FROM read_text(''{outside}/a.txt'')'))",
         "SELECT * FROM enable_logging('QueryLog', storage = 'file', storage_path = '{outside}/stolen')",
         "SELECT * FROM enable_profiling()",
         "SELECT * FROM duckdb_extensions()",
