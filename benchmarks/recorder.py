@@ -65,8 +65,7 @@ def recorder_sides(folder: Path) -> dict[str, Side]:
     walk = Kind("match", "decision", agree=axes, compared=("rid", "length", "limit", "result"))
     place = Place(0, {"tp": 0}, {"tp": 1}, {})
     head = header(place, [backup, walk], lane="scheduler", run_id="bench", tool_version="bench")
-    # A ring, so that the disk does not fill with rounds.
-    sink = SegmentSink(folder, 0, "scheduler", limit_bytes=64 << 20)
+    sink = SegmentSink(folder, 0, "scheduler")
     tracer = Tracer(sink, head, time.monotonic_ns, has_steps=True)
     call = traced(tracer, backup, params=["node", "pages", "tokens"], result=["result"])(plain)
     long_call = traced(

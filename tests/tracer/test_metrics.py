@@ -238,7 +238,7 @@ def test_equal_logs_give_equal_text(tmp_path: Path) -> None:
 
 
 @given(hostile_records())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_no_record_raises(records: list[dict[str, Any]]) -> None:
     lane = _Lane(records)
     rank = RankMetrics(lane, has_run_label=False)  # type: ignore[arg-type]

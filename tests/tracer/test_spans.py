@@ -404,7 +404,7 @@ def hostile_records(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 @given(hostile_records())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_no_record_raises(records: list[dict[str, Any]]) -> None:
     origin = Origin("run-a", 0, "rank:0", 0, "", {})
     builder = LaneSpans(origin, _lane())
