@@ -43,6 +43,8 @@ BLOCK_BYTES = 64 * 1024
 # Kept free at the end of a file for its last block line.
 BLOCK_LINE_BYTES = 64
 NEWLINE = 0x0A
+# `MADV_POPULATE_WRITE` of Linux 5.14, for which this Python has no name.
+POPULATE_WRITE = 23
 
 # Device and inode: what a file is, whatever its name.
 Identity = tuple[int, int]
@@ -105,6 +107,7 @@ class SegmentSink:
         self._is_open = False
         self._map: mmap.mmap | None = None
         self._size = 0
+        self._populated = 0
         self._block_start = 0
         self._block_count = 0
         self._limit_bytes = limit_bytes
@@ -215,6 +218,17 @@ class SegmentSink:
         window = self.window
         wanted = max(self._block_start + BLOCK_BYTES, window.used + line_bytes + 1)
         window.mark = min(wanted, self._size - BLOCK_LINE_BYTES)
+        self._populate(window.used, min(window.mark + BLOCK_LINE_BYTES, self._size))
+
+    def _populate(self, start: int, end: int) -> None:
+        """Have the pages of the next block at hand: one by one, as lines touch them, they cost twice as much."""
+        start = max(start, self._populated) // PAGE_BYTES * PAGE_BYTES
+        if start >= end or self._map is None:
+            return
+        self._populated = -(-end // PAGE_BYTES) * PAGE_BYTES
+        # A kernel that does not know it, or has no memory to spare, leaves it to the lines.
+        with contextlib.suppress(OSError, ValueError):
+            self._map.madvise(POPULATE_WRITE, start, min(self._populated, self._size) - start)
 
     def _end_block(self) -> None:
         """Write the checksum of the lines since the last one."""
@@ -253,7 +267,7 @@ class SegmentSink:
                 raise
             self._map, self._identity = _mapped(path, size)
         self.window.buffer = self._map
-        self.window.used = self._block_start = 0
+        self.window.used = self._block_start = self._populated = 0
         self._size = size
         self._block_count += 1
 
