@@ -36,9 +36,7 @@ if _gate or _ident() != _thread:
     if _gate and _gate[0] and _ident() == _thread:
         _dropped[{name!r}] += 2
     return {awaited}_function({arguments})
-_is_same = False
-{call}_was_same = _is_same
-try:
+{call}try:
     result = {awaited}_function({arguments})
 except BaseException as _raised:
     _error_type = _type(_raised).__name__
@@ -54,8 +52,8 @@ else:
 {record}"""
 # Names of the generated code's own: a parameter that has one of them would be taken for it.
 OWN_NAME = re.compile(
-    r"_(tracer|encode|write|window|clock|demand_plain|drop|dropped|gate|link|links|links_max|full|function"
-    r"|thread|ident|type|len|kept|raw|start|end|buffer|line|is_same|was_same|error|raised|error_type|t\d+_\d+)"
+    r"_(tracer|encode|write|window|clock|look|look_into|drop|dropped|gate|link|links|links_max|full|function"
+    r"|thread|ident|type|len|raw|start|end|buffer|line|error|raised|error_type|t\d+_\d+|[cf]\d+)"
     r"|_(v|Line|count|default)_.*"
 )
 # They would make another function of the one that they stand in, or change its parameters.

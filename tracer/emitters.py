@@ -39,13 +39,14 @@ STORE = """\
         _write(_line)
 """
 # Types are looked at before anything is written, against those of the last record: mostly they are the same.
-# What can hold others has to be looked into every time, so its type is never kept.
+# What holds others is looked into every time.
 RECORD = """\
 try:
-{computed}    _is_same = {same_types}
-    if not _is_same:
-        _demand_plain(({values}))
+{computed}    if not ({same_types}):
+        _c{at}, _f{at} = _look(({values}), {linked_at})
 {remember}
+    elif _c{at}:
+        _look_into(({values}), _c{at})
     _line = _encode({line}(_tracer.seq, _tracer.step, _clock(), {leading}{values}))
 except Exception as _error:
     _drop(_gate, {name!r}, _error)
@@ -55,7 +56,7 @@ else:
 # Only where old segments are dropped: without the number of what is gone nobody could align what is left.
 COUNT = "    _count_{at}[0] += 1\n"
 # What ranks must agree on goes into the lane's next checkpoint, as it is now: lists may change until then.
-LINK = "    _link(({key}) if {is_same} else _raw(_encode(({key}))))\n"
+LINK = "    _link(({key}) if {is_flat} else _raw(_encode(({key}))))\n"
 # A lane with steps looks at the end of each; another one has to ask itself.
 FULL = "    if _len(_links) >= _links_max:\n        _full()\n"
 
@@ -99,17 +100,21 @@ def record_code(shape: Shape, at: int, setting: Setting) -> str:
     values = shape.values
     types = [f"_t{at}_{number}" for number in range(len(values))]
     pairs = list(zip(values, types, strict=True))
-    remember = "".join(f"        {kind} = _kept({value})\n" for value, kind in pairs) or "        pass\n"
+    remember = "".join(f"        {kind} = _type({value})\n" for value, kind in pairs)
+    # A call's own values are linked with its result.
+    linked = set(values if shape.linked is None else shape.linked)
     after = COUNT.format(at=at) if setting.is_counted else ""
     if shape.linked is not None:
         key = ", ".join([repr(shape.name), repr(shape.phase), *shape.linked])
-        after += LINK.format(key=key, is_same="_was_same and _is_same" if at else "_is_same")
+        after += LINK.format(key=key, is_flat=f"_f0 and _f{at}" if at else "_f0")
         after += "" if setting.has_steps else FULL
     return RECORD.format(
         computed="".join(f"    {name} = {text}\n" for name, text in shape.computed),
         same_types=" and ".join(f"_type({value}) is {kind}" for value, kind in pairs) or "True",
         values="".join(f"{value}, " for value in values),
         remember=remember.rstrip("\n"),
+        at=at,
+        linked_at=tuple(number for number, value in enumerate(values) if value in linked),
         line=f"_Line_{at}",
         leading=f"{shape.name!r}, " + (f"{shape.phase!r}, " if shape.phase else ""),
         name=shape.name,
@@ -118,20 +123,60 @@ def record_code(shape: Shape, at: int, setting: Setting) -> str:
     )
 
 
-def kept_type(value: Any) -> type | None:
-    """The type of a value of which another one of this type need not be looked at again."""
-    kind = type(value)
-    is_enum = isinstance(value, Enum) and all(type(member.value) in PLAIN for member in type(value))
-    return kind if is_enum or kind in PLAIN else None
+def look(values: Sequence[Any], linked: Sequence[int]) -> tuple[tuple[int, ...], bool]:
+    """Which of the values hold others, and whether none of those at `linked` does.
+
+    Raises:
+        TypeError: one can't be written the same way twice, or holds something that can't.
+    """
+    if PLAIN.issuperset(map(type, values)):
+        return (), True
+    demand_plain(values)
+    holding = tuple(number for number, value in enumerate(values) if type(value) not in PLAIN)
+    return holding, not set(holding) & set(linked)
+
+
+def look_into(values: Sequence[Any], holding: Sequence[int]) -> None:
+    """Demand the same of those that hold others, whatever they hold by now."""
+    for number in holding:
+        value = values[number]
+        if type(value) is not list or not PLAIN.issuperset(map(type, value)):
+            demand_plain((value,))
+
+
+def demand_plain(values: Sequence[Any]) -> None:
+    """Refuse what can't be written the same way twice.
+
+    Raises:
+        TypeError: names the type; sets and objects are not plain, lists and maps of plain values are.
+    """
+    for value in values:
+        kind = type(value)
+        if kind in PLAIN:
+            continue
+        if kind is list or kind is tuple:
+            if not PLAIN.issuperset(map(type, value)):
+                demand_plain(value)
+        elif kind is dict:
+            demand_plain([*value, *value.values()])
+        elif isinstance(value, Enum):
+            demand_plain((value.value,))
+        else:
+            raise TypeError(f"{kind.__name__} is not a plain value")
 
 
 # Names that generated code uses and that a field or a parameter may have too.
-NAMES = {"_type": type, "_len": len, "_kept": kept_type, "_raw": msgspec.Raw}
+NAMES = {"_type": type, "_len": len, "_raw": msgspec.Raw, "_look_into": look_into}
 
 
 def type_cells(shape: Shape, at: int) -> list[str]:
     """Names of the cells that keep the types of the last record's values."""
     return [f"_t{at}_{number}" for number in range(len(shape.values))]
+
+
+def found_cells(at: int) -> list[str]:
+    """Names of the cells that keep which of its values hold others, and whether none does that is linked."""
+    return [f"_c{at}", f"_f{at}"]
 
 
 def line_class(shape: Shape) -> type[msgspec.Struct]:
@@ -149,7 +194,7 @@ def indented(code: str, depth: int) -> str:
 
 BIND = """\
 def bind(
-    _tracer, _encode, _write, _window, _clock, _demand_plain, _drop, _dropped, _gate, _link, _links,
+    _tracer, _encode, _write, _window, _clock, _look, _drop, _dropped, _gate, _link, _links,
     _links_max, _full, {cells}
 ):
 {types}
@@ -181,8 +226,10 @@ def bind_code(
         cells += [f"_count_{at}" for at in range(len(shapes))]
     cells += more
     types = [cell for at, shape in enumerate(shapes) for cell in type_cells(shape, at)]
-    first = f"    {' = '.join(types)} = None\n" if types else ""
-    said = f"nonlocal {', '.join(types)}\n" if types else ""
+    founds = [cell for at in range(len(shapes)) for cell in found_cells(at)]
+    first = "".join(f"    _c{at}, _f{at} = (), True\n" for at in range(len(shapes)))
+    first += f"    {' = '.join(types)} = None\n" if types else ""
+    said = f"nonlocal {', '.join([*types, *founds])}\n"
     return BIND.format(
         cells=", ".join(cells),
         types=first,

@@ -221,7 +221,7 @@ class SegmentSink:
         self._populate(window.used, min(window.mark + BLOCK_LINE_BYTES, self._size))
 
     def _populate(self, start: int, end: int) -> None:
-        """Have the pages of the next block at hand: one by one, as lines touch them, they cost twice as much."""
+        """Have the next block's pages at hand: one by one, as lines touch them, they cost twice as much."""
         start = max(start, self._populated) // PAGE_BYTES * PAGE_BYTES
         if start >= end or self._map is None:
             return

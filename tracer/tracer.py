@@ -9,13 +9,12 @@ never fail the run it records: a value that can't be written costs that kind of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
 from typing import Any
 
 import msgspec
 
 from tracer.chain import ALGORITHM, LINKS, Chain
-from tracer.emitters import PLAIN, Setting, Shape, emitter_code
+from tracer.emitters import Setting, Shape, emitter_code, look
 from tracer.idle import Idle
 from tracer.record import CHECKPOINT, HEADER, THROTTLE, TRAILER, Kind, Outcome
 from tracer.segments import SegmentSink
@@ -144,7 +143,7 @@ class Tracer:
             self._sink.write,
             self._sink.window if isinstance(self._sink, SegmentSink) else None,
             self._clock,
-            demand_plain,
+            look,
             self._drop,
             self.dropped,
             gate,
@@ -262,24 +261,3 @@ class Tracer:
 
 def silent(*_fields: Any) -> None:
     """The emitter of a tracer that is off."""
-
-
-def demand_plain(values: Sequence[Any]) -> None:
-    """Refuse what can't be written the same way twice.
-
-    Raises:
-        TypeError: names the type; sets and objects are not plain, lists and maps of plain values are.
-    """
-    for value in values:
-        kind = type(value)
-        if kind in PLAIN:
-            continue
-        if kind is list or kind is tuple:
-            if not PLAIN.issuperset(map(type, value)):
-                demand_plain(value)
-        elif kind is dict:
-            demand_plain([*value, *value.values()])
-        elif isinstance(value, Enum):
-            demand_plain((value.value,))
-        else:
-            raise TypeError(f"{kind.__name__} is not a plain value")
