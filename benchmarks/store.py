@@ -90,7 +90,7 @@ def write_requests(folder: Path, requests: int) -> int:
         tracer.step = number // 8
         rid, host = f"c{number % 4096}.t{number // 4096}", 64 * (number % 5)
         probes.request(number, rid, "", f"{number:016x}", 0, 1024, 32, f"c{number % 4096}", float(number))
-        probes.match(rid, "admit", number % 97, 512 + host, host, 512, 100, 200, 1, "", 1023)
+        probes.match(rid, "admit", number % 97, 512 + host, host, 512, 100, 200, 1, "", 1023, "")
         probes.admit(rid, "admitted", 8, 512, host, 0, 512 - host, 100, 200, 300, 8)
         probes.forward("extend", 512 - host, [rid], [512 - host])
         probes.finish(rid, "stop", 32)
