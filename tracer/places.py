@@ -35,17 +35,19 @@ def demand_there(place: Path) -> None:
         mode = place.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         raise LogError(
-            f"no such file or folder: {place}", hint="the folder that was given to --out"
+            f"no such file or folder: {place}", hint="the folder that hicache run --out wrote"
         ) from None
     except (OSError, ValueError) as error:
         raise LogError(
-            f"{_shown(place)} can't be read: {_reason(error)}", hint="the folder that was given to --out"
+            f"{_shown(place)} can't be read: {_reason(error)}", hint="the folder that hicache run --out wrote"
         ) from None
     if stat.S_ISREG(mode) and (place.name == SUMMARY_NAME or META.fullmatch(place.name)):
         what = "a run's summary" if place.name == SUMMARY_NAME else "a side file of a log"
         raise ElsewhereError(f"{place} is {what}; give its folder", quoted(place.parent))
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise LogError(f"{place} is neither a file nor a folder", hint="the folder that was given to --out")
+        raise LogError(
+            f"{place} is neither a file nor a folder", hint="the folder that hicache run --out wrote"
+        )
 
 
 def no_logs(place: Path) -> LogError:
