@@ -157,6 +157,7 @@ class _Process:
     Attributes:
         ending: as it told, or as its death tells; None while it runs.
         refusal: text and exit code of what it could not start with.
+        sent: signals that were sent to it from here.
     """
 
     rank: int
@@ -166,6 +167,7 @@ class _Process:
     refusal: tuple[str, int] | None = None
     progress: tuple[int, float] = (0, 0.0)
     open_streams: int = 2
+    sent: set[int] = field(default_factory=set)
 
     @property
     def is_over(self) -> bool:
@@ -316,7 +318,8 @@ class _Crew:
     def _bury(self, process: _Process) -> None:
         """A process that is gone without a word: it died, unless it was told to."""
         code = process.handle.returncode
-        if self._bad_since is not None and code in (-signal.SIGTERM, -signal.SIGKILL):
+        # Not by when it died: a peer that lost it may have been heard first.
+        if -code in process.sent:
             self._ended(process, Ending(process.rank, "stopped", "it did not end by itself"))
             return
         how = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
@@ -339,6 +342,7 @@ class _Crew:
     def _send(self, number: signal.Signals) -> None:
         for each in self._processes:
             if each.handle.poll() is None:
+                each.sent.add(number)
                 each.handle.send_signal(number)
 
     def _far(self) -> tuple[int, float]:

@@ -9,10 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch")
+
+from hicache.job import Ending, Warnings
+from hicache.launch import _Crew, _Process
 
 LONG = "conversations=30,rounds=60,max-context=90000"
 
@@ -35,3 +39,18 @@ def test_sigterm_to_the_launcher_ends_its_ranks_and_leaves_a_summary(tmp_path: P
     assert json.loads((out / "run.json").read_text())["outcome"] == "stopped"
     assert list(temporary.iterdir()) == []
     assert not (out / ".hicache.lock").exists()
+
+
+def test_a_killed_rank_is_named_although_a_peer_that_lost_it_was_heard_first() -> None:
+    crew = _Crew(2, Warnings(), None)
+    killed, peer = (_Process(rank, SimpleNamespace(returncode=-9)) for rank in (0, 1))  # type: ignore[arg-type]
+    crew._ended(peer, Ending(1, "stopped", "lost rank 0"))
+    crew._bury(killed)
+    assert killed.ending == Ending(0, "crashed", "its process died, killed by SIGKILL")
+
+
+def test_a_rank_that_was_ended_from_here_is_not_called_dead() -> None:
+    crew = _Crew(2, Warnings(), None)
+    ended = _Process(0, SimpleNamespace(returncode=-9), sent={15, 9})  # type: ignore[arg-type]
+    crew._bury(ended)
+    assert ended.ending == Ending(0, "stopped", "it did not end by itself")
