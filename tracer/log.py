@@ -339,6 +339,8 @@ class LaneLog:
                 ) from None
             self._tear(path, f"it can't be read on: {error.strerror}")
         if is_header_due and self.torn is None:
+            # Its writer was killed between making the file and allocating it.
+            self.is_unsealed = path == self.files[-1]
             self._tear(path, "it is empty")
 
     def _header(self, path: Path, line: bytes, position: int) -> bool:

@@ -497,3 +497,12 @@ def test_what_a_writer_dropped_is_read_from_its_trailer(tmp_path: Path) -> None:
     lane, _ = read(path)
     assert (lane.dropped, lane.outcome, lane.is_complete) == ({"note": 2}, None, True)
     assert lane.loss == f"{NAME}: records that could not be written are missing: 2 of note"
+
+
+def test_a_last_file_that_its_writer_had_no_time_to_fill_is_unsealed(tmp_path: Path) -> None:
+    write_lane(tmp_path, [NOTE], outcome=None)
+    (tmp_path / "rank0000.scheduler.001.jsonl").touch()
+    (lane,) = find_logs(tmp_path).lanes
+    assert len(list(lane.records())) == 1
+    assert lane.is_unsealed
+    assert lane.torn == "rank0000.scheduler.001.jsonl: reading stopped before record 2: it is empty"
