@@ -196,11 +196,13 @@ def hits_kept(logs: Path, kept: Path) -> None:
 
 
 def _hits(path: Path) -> None:
-    from tracer.parquet import open_hits
+    from tracer.stored_hits import StoredHits, stored_hits
 
-    with open_hits(path) as found, open("/dev/null", "w", encoding="utf-8") as out:
-        json.dump(found.totals(), out)
-        out.write(",\n".join(found.rows_json()))
+    found, store = stored_hits(path)
+    with store, open("/dev/null", "w", encoding="utf-8") as out:
+        assert isinstance(found, StoredHits), f"{path} is not kept by request"
+        json.dump(found.cached_tokens, out)
+        out.write(",\n".join(found.rows_text()))
 
 
 ON_EVENTS: Mapping[str, Callable[[Path, Path], None]] = {

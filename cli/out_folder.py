@@ -72,7 +72,7 @@ def others(out: Path, to: str) -> str:
     """What is in a folder and is not of an export, or nothing."""
     if to == "fr-json":
         return next((e.name for e in sorted(out.iterdir()) if not DUMP.fullmatch(e.name) or e.is_dir()), "")
-    from tracer.parquet import is_export
+    from tracer.kept import is_export
 
     if not is_export(out):
         return sorted(entry.name for entry in out.iterdir())[0]

@@ -142,6 +142,11 @@ def is_export(path: Path) -> bool:
         return False
 
 
+def is_kept(path: Path) -> bool:
+    """Whether what is there was kept of a run: a database or an export."""
+    return is_database(path) or is_export(path)
+
+
 def find_export(folder: Path, run_id: str | None) -> Export:
     """The files of one run of an export.
 

@@ -136,7 +136,7 @@ def stored_hits(
             f"can't group by prefix: {path} keeps what was counted of each request, not its pages",
             hint="the run's logs",
         )
-    store = open_store(path)
+    store = open_store(path, is_hits_only=True)
     if store.facts.hits_problem:
         store.close()
         raise HitsError(f"{path} has no hits: {store.facts.hits_problem}")

@@ -37,8 +37,8 @@ from tracer.kept import (
     chosen,
     document,
     find_export,
-    is_database,
     is_export,
+    is_kept,
     linked,
     put,
     read_document,
@@ -277,14 +277,14 @@ def open_store(
             it should be.
     """
     path = source.path if isinstance(source, Run) else Path(source)
-    is_kept = not isinstance(source, Run) and (is_database(path) or is_export(path))
-    if is_kept and keep is not None:
+    was_kept = not isinstance(source, Run) and is_kept(path)
+    if was_kept and keep is not None:
         raise StoreError(f"{path} is kept already", where=f"{keep}", expected="the folder of a run's logs")
-    if not is_kept and path.suffix == DATABASE_SUFFIX and path.is_file():
+    if not was_kept and path.suffix == DATABASE_SUFFIX and path.is_file():
         raise StoreError(f"{path} is no database", expected="a file kept by hicache query --db")
     with _private_folder() as folder, _told(path, memory_limit):
         place = Path(folder.name)
-        if not is_kept:
+        if not was_kept:
             run = one_run(source if isinstance(source, Run) else find_logs(path), run_id)
             connection, facts = _loaded(run, place, keep, memory_limit, with_hits=with_hits)
         elif is_export(path):

@@ -84,8 +84,8 @@ def count(path: Path, by: str | None, since: int | None, until: int | None, open
     """
     from tracer.hits import hits as count_hits
     from tracer.importers.foreign import find_foreign, foreign_hits, holds_own_logs, unknown
+    from tracer.kept import is_kept
     from tracer.log import find_logs
-    from tracer.parquet import is_kept
     from tracer.places import demand_there
 
     with asked_by("hicache hits {}"):
@@ -131,8 +131,8 @@ def tell_story(path: Path, rid: str, *, is_json: bool, is_quiet: bool) -> int:
     from cli.theme import show, show_json, spinner
     from tracer.hits import hits as count_hits
     from tracer.importers.foreign import find_foreign, holds_own_logs
+    from tracer.kept import is_kept
     from tracer.log import find_logs
-    from tracer.parquet import is_kept
     from tracer.places import demand_there
     from tracer.story import why as tell_why
 

@@ -157,9 +157,9 @@ def refuse_to_keep(path: Path, db: Path, out: Path | None) -> None:
     """
     from cli.folder import OWN_FILE
     from cli.theme import command_line
-    from tracer.kept import is_database, is_export
+    from tracer.kept import is_database, is_kept
 
-    if is_database(path) or is_export(path):
+    if is_kept(path):
         raise CliError(f"{path} is kept already", expected="--db with the folder of a run's logs")
     if os.path.lexists(db):
         is_ours = is_database(db)

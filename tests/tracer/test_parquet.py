@@ -13,11 +13,12 @@ import pytest
 from tests.support.logs import DECIDE, write_lane, write_run
 from tracer.errors import HitsError, StoreError
 from tracer.hits import hits
-from tracer.kept import META_NAME
+from tracer.kept import META_NAME, is_export, is_kept
 from tracer.log import find_logs
-from tracer.parquet import export_parquet, is_export, is_kept, open_hits, read_hits
+from tracer.parquet import export_parquet
 from tracer.queries import QUERIES
 from tracer.spans import ExportCount
+from tracer.stored_hits import StoredHits, stored_hits
 from tracer.trace_store import open_store
 
 BACKED_UP = {"kind": "write_backup", "node": 3, "pages": 1, "tokens": 64, "host_pages_free": 5}
@@ -103,25 +104,26 @@ def test_hits_are_those_of_the_logs(run: Path, export: Path) -> None:
     open_store(run, keep=export.with_name("k.duckdb")).close()
     expected = hits(find_logs(run))
     for kept in (export, export.with_name("k.duckdb")):
-        assert tuple(read_hits(kept)) == expected.requests
-        with open_hits(kept) as found:
-            assert [json.loads(row) for row in found.rows_json()] == list(expected.rows)
-            assert found.totals() == {
-                **{"requests": 2, "input_tokens": 106},
-                **{"device": 64, "host": 0, "storage": 0, "computed": 32},
-            }
-            assert [(row["conversation"], row["requests"]) for row in found.grouped("conversation")] == [
-                ("c", 1),
-                (None, 1),
-            ]
-            assert found.facts.hits_notes == expected.limits
+        found, store = stored_hits(kept)
+        with store:
+            assert isinstance(found, StoredHits)
+            assert json.loads(f"[{','.join(found.rows_text())}]") == list(expected.rows)
+            assert list(found.rows) == list(expected.rows)
+            assert (found.request_count, found.input_tokens) == (2, 106)
+            assert found.cached_tokens == expected.cached_tokens
+            assert (found.cached_tokens["device"], found.limits) == (64, expected.limits)
+        by_tier, store = stored_hits(kept, by="conversation")
+        with store:
+            assert by_tier.requests == expected.requests
+            assert [(row["conversation"], row["requests"]) for row in by_tier.rows] == [("c", 1), (None, 1)]
 
 
 def test_hits_of_some_steps_only(export: Path) -> None:
-    with open_hits(export, since=2, until=3) as found:
-        assert [request.rid for request in found.requests()] == ["r1"]
-        assert (found.totals()["requests"], len(list(found.rows_json()))) == (1, 1)
-        assert [row["rid"] for row in found.grouped("rid")] == ["r1"]
+    found, store = stored_hits(export, since=2, until=3)
+    with store:
+        assert isinstance(found, StoredHits)
+        assert [row["rid"] for row in found.rows] == ["r1"]
+        assert (found.request_count, len(json.loads(f"[{','.join(found.rows_text())}]"))) == (1, 1)
 
 
 def test_logs_whose_hits_can_not_be_counted_are_exported_without(tmp_path: Path) -> None:
@@ -132,7 +134,7 @@ def test_logs_whose_hits_can_not_be_counted_are_exported_without(tmp_path: Path)
             (1, 0),
         )
     with pytest.raises(HitsError, match="no replica's first rank left a log"):
-        list(read_hits(tmp_path / "export"))
+        stored_hits(tmp_path / "export")
 
 
 def test_a_log_without_a_single_record_is_exported(tmp_path: Path) -> None:

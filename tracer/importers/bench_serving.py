@@ -21,7 +21,6 @@ FORMAT = "sglang_bench_serving"
 DETAILS = ("input_lens", "cached_tokens")
 REPORT = "cache_report"
 SECRET = ("generated_texts", "server_info")
-FAILED = "failed"
 TIMES = ("e2e_latency", "ttft", "tpot", "itl")
 KNOWN = {
     *("tag", "backend", "dataset_name", "request_rate", "max_concurrency", "sharegpt_output_len"),

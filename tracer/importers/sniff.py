@@ -36,7 +36,7 @@ LINES_VOTING = 200
 SEARCH_BYTES_MAX = 64 << 20
 FILES_MAX = 10_000
 COUNT_MAX = (1 << 53) - 1
-GZIP, ZSTD, PICKLE = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\x80"
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 # What launchers and colours put in front of a line, or into it.
