@@ -126,6 +126,11 @@ class Tracer:
         return emit
 
     @property
+    def chains(self) -> Mapping[tuple[str, ...], Chain]:
+        """Axes -> what was written that must be equal along them; a chain appears with its first emitter."""
+        return self._chains
+
+    @property
     def setting(self) -> Setting:
         """What generated code depends on."""
         has_window = isinstance(self._sink, SegmentSink)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from threading import Event, Thread
 
 import pytest
 
@@ -115,3 +116,47 @@ def test_the_trailer_has_the_last_checkpoint_of_each_chain() -> None:
     (count, digest), *_ = json.loads(written(7).lines[-1])["chains"].values()
     assert count == 7
     assert digest == closed([("write_backup", "", node, 1, 64) for node in range(7)])[0][1]
+
+
+def test_a_watcher_reads_links_that_are_closed_already() -> None:
+    one = Chain(("tp",))
+    one.keep(2)
+    for window in range(3):
+        one.links += [(window, at) for at in range(4)]
+        one.close()
+    one.links += [(3, 0)]
+    assert one.head == 13
+    assert one.since(0) == (4, [(window, at) for window in (1, 2) for at in range(4)] + [(3, 0)])
+    assert one.since(6) == (6, [(1, 2), (1, 3), *[(2, at) for at in range(4)], (3, 0)])
+    assert one.since(12) == (12, [(3, 0)])
+    assert one.since(13) == (13, [])
+
+
+def test_without_a_watcher_closed_links_are_gone() -> None:
+    one = Chain(("tp",))
+    one.links += [("a",), ("b",)]
+    one.close()
+    assert one.since(0) == (2, [])
+
+
+def test_a_watcher_in_another_thread_misses_no_link() -> None:
+    one = Chain(("tp",))
+    one.keep(1000)
+    found: list[int] = []
+    done = Event()
+
+    def watch() -> None:
+        while not done.is_set() or one.head > len(found):
+            first, links = one.since(len(found))
+            assert first == len(found)
+            found.extend(number for _, number in links)
+
+    watcher = Thread(target=watch)
+    watcher.start()
+    for number in range(20_000):
+        one.links.append(("a", number))
+        if number % 37 == 0:
+            one.close()
+    done.set()
+    watcher.join(20)
+    assert found == list(range(20_000))
