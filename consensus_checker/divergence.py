@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cmp_to_key
 
 from consensus_checker.context import Stand, compared_fields, key_of, look
+from consensus_checker.custody import by_custody, find_breaks
 from consensus_checker.finding import (
     Alternative,
     DivergenceKind,
@@ -80,7 +81,12 @@ def divergence(history: History, comparison: Comparison) -> Divergence:
         for rank, stand in look(history, scope, comparison.lane, comparison.index).items()
         if rank in difference
     }
-    ballot = vote(difference, scope, history.places, _leader(history, scope, difference))
+    meetings = frozenset(one.name for one in history.kinds.values() if one.role == "meeting")
+    leader = _leader(history, scope, difference)
+    ballot = vote(difference, scope, history.places, leader)
+    breaks = find_breaks(stands, leader, meetings) if leader is not None else ()
+    if leader is not None:
+        ballot = by_custody(difference, breaks, history.places, leader) or ballot
     kind = _kind(history, scope, stands, ballot.majority[0], _aside(ballot)[0])
     told: Precedent | None = None
     contradicts = False
@@ -95,7 +101,8 @@ def divergence(history: History, comparison: Comparison) -> Divergence:
     place = (history, scope, comparison.lane, comparison.index, stands)
     found, is_split = _suspects(place, ballot, aside)
     trigger = found[0].trigger if found else None
-    meetings = frozenset(one.name for one in history.kinds.values() if one.role == "meeting")
+    if ballot.custody:
+        trigger = next(one.trigger for one in breaks if one.rank in ballot.odd)
     kind, call = _call(kind, stands, ballot.majority[0], aside[0], meetings)
     level, reason = _confidence(history, ballot, found, told, is_split=is_split)
     if comparison.index == comparison.start > 0:
@@ -116,8 +123,10 @@ def divergence(history: History, comparison: Comparison) -> Divergence:
         (ballot.basis, *reason),
         resembles(history, kind, stands, trigger),
         culprit=ballot.odd,
-        victims=ballot.followers if ballot.odd else (),
-        unknown=ballot.unclear if ballot.odd else tuple(sorted(difference)),
+        victims=ballot.followers,
+        unknown=ballot.unclear
+        if ballot.odd
+        else tuple(sorted(rank for side in ballot.sides for rank in side)),
         first_divergence=first,
         trigger=trigger,
         evidence=_evidence(stands, ballot),
@@ -325,6 +334,9 @@ def _confidence(
     reasons.append(reason)
     if ballot.is_tied or len(history.config_sides) > 1:
         level = _at_most(level, "medium")
+    if ballot.custody:
+        # No fact explains it, and none has to: the rank contradicts itself.
+        level, reasons[-1] = "high", "the digests of one value in its own log differ"
     if len(history.config_sides) > 1:
         reasons.append("the ranks were configured differently")
     if not ballot.is_sure and not ballot.is_tied:
@@ -377,7 +389,8 @@ def _first_divergence(
         # Fields of different kinds have nothing to do with each other.
         names = [name for name in names if name in ("kind", "phase", "purpose")]
     differing = [name for name in names if len({repr(fields.get(name)) for fields in shown.values()}) > 1]
-    accused = ballot.odd or tuple(sorted(shown))
+    # Who sent another value than it goes by has the same as the others, and its followers don't.
+    accused = (*ballot.odd, *(ballot.followers if ballot.custody else ())) or tuple(sorted(shown))
     diffs = tuple(
         FieldDiff(
             name,
@@ -433,7 +446,9 @@ def _summary(
         sides = " against ".join(ranks_text(side) for side in ballot.sides)
         return f"{sides}: they part at {where}; the logs alone do not say who is right"
     who = f"{ranks_text(ballot.odd)} left "
-    if ballot.is_led:
+    if ballot.custody:
+        who = f"{ranks_text(ballot.odd)} {ballot.custody},"
+    elif ballot.is_led:
         who += f"the leader, {ranks_text(ballot.majority)},"
     else:
         who += f"the majority ({len(ballot.majority)} of {len(scope.ranks)})"

@@ -43,7 +43,13 @@ def with_consequence(history: History, found: Divergence, stall: Stall) -> Findi
         ),
     )
     waiting = {rank for wait in waits for rank in wait.ranks}
-    victim = Victim(wait.ranks, wait.where, int(wait.first["step"]), _calls_later(history, found, wait))
+    victim = Victim(
+        wait.ranks,
+        wait.where,
+        int(wait.first["step"]),
+        _calls_later(history, found, wait),
+        _seconds_later(found, wait),
+    )
     ruled_out = [("process death", f"all {len(history.ranks)} ranks closed their logs")]
     if history.world_size > len(history.ranks) or any(lane.outcome is None for lane in history.lanes):
         ruled_out = []
@@ -284,6 +290,15 @@ def _sides(
             ),
         ),
     }
+
+
+def _seconds_later(found: Divergence, wait: Wait) -> float | None:
+    """Time from the divergence to the wait, on the first victim that has both; no two clocks are compared."""
+    for rank in wait.ranks:
+        time_ns = wait.enters[rank].get("time_ns")
+        if rank in found.times and type(time_ns) is int and time_ns > found.times[rank]:
+            return round((time_ns - found.times[rank]) / 1e9, 3)
+    return None
 
 
 def _calls_later(history: History, found: Divergence, wait: Wait) -> int | None:

@@ -60,7 +60,8 @@ def after(finding: Finding) -> str:
         text += " That is the call at which they part."
     elif victim.calls_later is not None:
         calls = "1 call" if victim.calls_later == 1 else f"{victim.calls_later} calls"
-        text += f" The hang is {calls} after the divergence."
+        later = "" if victim.seconds_later is None else f" ({victim.seconds_later:.3g} s)"
+        text += f" The hang is {calls}{later} after the divergence."
     return text
 
 

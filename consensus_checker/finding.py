@@ -111,12 +111,18 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """Where it showed. `calls_later` counts lockstep records on a victim since the divergence."""
+    """Where it showed.
+
+    Attributes:
+        calls_later: lockstep records on a victim since the divergence.
+        seconds_later: the same distance by that victim's own clock; None where its log has no time.
+    """
 
     ranks: tuple[int, ...]
     where: str
     step: int
     calls_later: int | None
+    seconds_later: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -124,6 +130,7 @@ class Victim:
             "where": self.where,
             "step": self.step,
             "calls_later": self.calls_later,
+            "seconds_later": self.seconds_later,
         }
 
 

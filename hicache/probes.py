@@ -308,15 +308,20 @@ TRANSFER_ACK = Kind(
 )
 
 # Phases `enter` and `leave`. `purpose` is what the caller meant; a collective library pairs calls
-# by order alone and never sees it. `reduce` is empty where nothing is reduced.
+# by order alone and never sees it. `reduce` is empty where nothing is reduced. `value`, where a vector has
+# gone from one stage to the next, is its digest.
 MEETING = Kind(
     "meeting",
     "meeting",
     agree=STAGE,
     compared=("axis", "purpose", "op", "reduce", "numel"),
-    info=("group", "group_seq", "peer"),
+    info=("group", "group_seq", "peer", "value"),
     counters=("group_seq",),
 )
+MEETING_FIELDS = tuple(name for name in MEETING.fields if name != "value")
+# With stages: the digest of the vector that this rank goes by from here on, to be held against the `value`
+# that it was sent and the one that it has sent.
+ADOPTED = Kind("adopted", "note", info=("purpose", "value"))
 
 # Reading ahead from the external tier. A prefetch is decided by the scheduler (`prefetch_submit`), measured
 # by the prefetch lane (`query`), taken over by the scheduler (`prefetch_hit`), read by the io lane (`read`),
@@ -517,6 +522,7 @@ KINDS = (
     TRANSFER_DONE,
     TRANSFER_ACK,
     MEETING,
+    ADOPTED,
     POOL_AUDIT,
     LANE_STATE,
     MISPAIRED,
@@ -542,6 +548,7 @@ class Probes:
     __slots__ = (
         "abort",
         "admit",
+        "adopted",
         "alloc",
         "backup_cancel",
         "batch",
@@ -562,6 +569,7 @@ class Probes:
         "match",
         "meeting_enter",
         "meeting_leave",
+        "meeting_leave_value",
         "mispaired",
         "pool_audit",
         "prefetch_ack",
@@ -635,8 +643,10 @@ class Probes:
         self.transfer_enqueue = tracer.emitter(TRANSFER_ENQUEUE)
         self.transfer_done = tracer.emitter(TRANSFER_DONE)
         self.transfer_ack = tracer.emitter(TRANSFER_ACK)
-        self.meeting_enter = tracer.emitter(MEETING, phase="enter")
-        self.meeting_leave = tracer.emitter(MEETING, phase="leave")
+        self.meeting_enter = tracer.emitter(MEETING, phase="enter", fields=MEETING_FIELDS)
+        self.meeting_leave = tracer.emitter(MEETING, phase="leave", fields=MEETING_FIELDS)
+        self.meeting_leave_value = tracer.emitter(MEETING, phase="leave")
+        self.adopted = tracer.emitter(ADOPTED)
         self.pool_audit = tracer.emitter(POOL_AUDIT)
         self.lane_state = tracer.emitter(LANE_STATE)
         self.mispaired = tracer.emitter(MISPAIRED)

@@ -144,7 +144,13 @@ def build_rank(
         cache=cache,
         admission=Admission(cache, own_probes, config=config),
         event_round=EventRound(
-            cache, transport, agreement, own_probes, is_decider=pp_rank == 0, digest=digest
+            cache,
+            transport,
+            agreement,
+            own_probes,
+            is_decider=pp_rank == 0,
+            has_stages=config.topology.pp > 1,
+            digest=digest,
         ),
         transport=transport,
         ledger=ledger,
@@ -188,6 +194,7 @@ def _prefetches(
         probes,
         pools=config.pools,
         decides_deadline=pp_rank == 0,
+        has_stages=config.topology.pp > 1,
     )
 
 

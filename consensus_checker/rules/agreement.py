@@ -79,6 +79,7 @@ class Vote:
         is_sure: False when the ranks without a record could have said otherwise.
         followers: later stages that have what the accused stage before them has: they adopted it.
         unclear: later stages that differ from the leader in their own way.
+        custody: what each odd rank did to the value that went through its hands, where that is the evidence.
     """
 
     majority: tuple[int, ...]
@@ -88,6 +89,7 @@ class Vote:
     is_sure: bool
     followers: tuple[int, ...] = ()
     unclear: tuple[int, ...] = ()
+    custody: str = ""
 
     @property
     def is_led(self) -> bool:
@@ -169,14 +171,16 @@ def vote(
 ) -> Vote:
     """Name the odd ranks, or nobody.
 
-    A leader's decision goes before any count, where its own ranks agree: the others had to adopt it.
+    A leader's decision goes before any count: the others had to adopt it. Where its own ranks differ they are
+    counted among themselves, and whoever adopted from the odd one is its follower. Where all others stand
+    against it, either it or the first that took it over did wrong, and nobody is named.
     Otherwise a side wins if it is larger than the rest; ranks without a record could be on any side,
     so they may weaken a majority to a tie, but never turn it around.
 
     Args:
         leader: axis along which coordinate 0 decides what differs here, or None.
     """
-    groups = _sides(difference)
+    groups = sides_of(difference)
     if leader is not None and (led := _led(difference, scope, places, leader, groups)) is not None:
         return led
     most = len(groups[0])
@@ -195,7 +199,8 @@ def exact(key: Key) -> str:
     return repr(key)
 
 
-def _sides(difference: Mapping[int, Key]) -> tuple[tuple[int, ...], ...]:
+def sides_of(difference: Mapping[int, Key]) -> tuple[tuple[int, ...], ...]:
+    """Ranks that have the same, the most first."""
     sides: dict[str, list[int]] = {}
     for rank in sorted(difference):
         sides.setdefault(exact(difference[rank]), []).append(rank)
@@ -216,36 +221,86 @@ def _led(
         pp1   1  2      rank 3 adopted something else: accused
         pp2   1  2      rank 5 adopted what it was handed: a follower
 
-    None where the leader's own ranks differ, or nobody else is here. A stage that was not heard could
+    None where nobody of the leader's stage is here, or nobody else. A stage that was not heard could
     be the one at which it went wrong, so nobody behind it is accused.
     """
     stage = {rank: places.get(rank, {}).get(axis, 0) for rank in scope.ranks}
     leaders = {rank for rank in difference if stage[rank] == 0}
-    side = next((group for group in groups if leaders and leaders <= set(group)), None)
-    if side is None or leaders == set(difference):
+    if not leaders or leaders == set(difference):
         return None
+    side = next((group for group in groups if leaders <= set(group)), None)
+    if side is None:
+        return _divided(difference, scope, places, axis, stage)
     astray = sorted(set(difference) - set(side))
     first = min(stage[rank] for rank in astray)
     odd = tuple(rank for rank in astray if stage[rank] == first)
-    before = {
-        rank: next((one for one in scope.ranks if _is_before(places, axis, one, rank)), None)
-        for rank in astray
-    }
-    followers = tuple(
-        rank
-        for rank in astray
-        if rank not in odd
-        and (one := before[rank]) in difference
-        and one not in side
-        and exact(difference[one]) == exact(difference[rank])  # type: ignore[index]
-    )
-    unclear = tuple(rank for rank in astray if rank not in (*odd, *followers))
+    followers, unclear = _behind(difference, scope, places, axis, odd, side)
     unheard = [rank for rank in scope.ranks if rank not in difference]
     if any(0 < stage[rank] < first for rank in unheard):
         basis = f"leader {axis}0, but a stage between was not heard"
         return Vote(side, (), groups, basis, False)
+    if set(side) == leaders and not unclear and len(groups) == 2 and len(astray) > len(side):
+        # One value in the leader's hands, another in all others': the hop between them is where it changed.
+        hop = (tuple(sorted(leaders)), odd)
+        return Vote(side, (), hop, f"tie of leader {axis}0 and all that adopted from it", False, followers)
     is_sure = not any(stage[rank] <= first for rank in unheard)
     return Vote(side, odd, groups, f"leader {axis}0", is_sure, followers, unclear)
+
+
+def _divided(
+    difference: Mapping[int, Key],
+    scope: Scope,
+    places: Mapping[int, Mapping[str, int]],
+    axis: str,
+    stage: Mapping[int, int],
+) -> Vote | None:
+    """The vote among the leader's own ranks, which differ: what the others have they were handed.
+
+    None where they are tied and a majority of all ranks is not: whoever follows a rank and has another value
+    speaks against it.
+
+        pp0   1  1  2      rank 2 decided something else: accused
+        pp1   1  1  2      rank 5 adopted it: a follower
+    """
+    own = {rank: key for rank, key in difference.items() if stage[rank] == 0}
+    groups = sides_of(own)
+    side = groups[0]
+    others = len(own) - len(side)
+    unheard = sum(1 for rank in scope.ranks if stage[rank] == 0 and rank not in difference)
+    if len(side) > others and len(side) >= others + unheard:
+        odd = tuple(sorted(rank for group in groups[1:] for rank in group))
+        sided = tuple(rank for rank in difference if exact(difference[rank]) == exact(own[side[0]]))
+        followers, unclear = _behind(difference, scope, places, axis, odd, sided)
+        basis = f"majority {len(side)}/{len(own) + unheard} of leader {axis}0"
+        return Vote(side, odd, groups, basis, len(side) > others + unheard, followers, unclear)
+    most = len(sides_of(difference)[0])
+    if 2 * most > len(scope.ranks):
+        return None
+    counts = ":".join(str(len(group)) for group in groups)
+    followers = tuple(sorted(set(difference) - set(own)))
+    return Vote(side, (), groups, f"tie {counts} in leader {axis}0", False, followers)
+
+
+def _behind(
+    difference: Mapping[int, Key],
+    scope: Scope,
+    places: Mapping[int, Mapping[str, int]],
+    axis: str,
+    odd: Sequence[int],
+    side: Sequence[int],
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of the ranks off the right side: those that have what the stage before them has, and the rest."""
+    astray = sorted(set(difference) - set(side) - set(odd))
+    followers: list[int] = []
+    for rank in sorted(astray, key=lambda rank: places.get(rank, {}).get(axis, 0)):
+        handed = [
+            difference[one]
+            for one in scope.ranks
+            if _is_before(places, axis, one, rank) and one in difference and one not in side
+        ]
+        if any(exact(key) == exact(difference[rank]) for key in handed):
+            followers.append(rank)
+    return tuple(sorted(followers)), tuple(rank for rank in astray if rank not in followers)
 
 
 def _is_before(places: Mapping[int, Mapping[str, int]], axis: str, one: int, rank: int) -> bool:

@@ -20,6 +20,7 @@ from hicache.control.agreement import EVENT_ROUND, Agreement
 from hicache.control.cache import Cache
 from hicache.control.digest import RunningDigest
 from hicache.control.prefetch import Prefetches
+from hicache.core import vector_digest
 from hicache.errors import ForkError
 from hicache.ports import Transport
 from hicache.probes import Probes
@@ -70,6 +71,7 @@ class EventRound:
 
     Args:
         is_decider: whether this rank's own counts matter: those of stage 0 do.
+        has_stages: whether vectors go from stage to stage; then the log says which one is gone by here.
         digest: of the compared decisions; None to send that of reclaims, as SGLang does.
     """
 
@@ -81,6 +83,7 @@ class EventRound:
         probes: Probes,
         *,
         is_decider: bool,
+        has_stages: bool = False,
         digest: RunningDigest | None = None,
     ) -> None:
         self._cache = cache
@@ -88,6 +91,7 @@ class EventRound:
         self._agreement = agreement
         self._probes = probes
         self._is_decider = is_decider
+        self._has_stages = has_stages
         self._digest = digest
         self._round = 0
 
@@ -105,6 +109,8 @@ class EventRound:
         vector = await self._agreement.agree(
             local.vector(), op="min", purpose=EVENT_ROUND, transfers_in_flight=in_flight
         )
+        if self._has_stages:
+            self._probes.adopted(EVENT_ROUND, vector_digest(vector))
         agreed = Counts.of(vector, own_digest)
         self._record_agreed(agreed)
         has_queue = bool(cache.write_queue)

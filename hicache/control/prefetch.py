@@ -29,7 +29,7 @@ from hicache.control.node import Node
 from hicache.control.pools import HostSlots
 from hicache.control.queues import Prefetch, Progress, Queues, StorageBackup
 from hicache.control.tree import Match, Tree
-from hicache.core import DIGEST_BYTES, HASH_BYTES, TOKEN_BYTES, OpId, SidePool
+from hicache.core import DIGEST_BYTES, HASH_BYTES, TOKEN_BYTES, OpId, SidePool, vector_digest
 from hicache.ports import Clock, Storage, Transport
 from hicache.probes import Probes
 
@@ -86,6 +86,7 @@ class Prefetches:
         pools: side pools that travel with pages.
         main: the scheduler's transport, for attach and detach.
         decides_deadline: whether this rank looks at its clock: stage 0 does.
+        has_stages: whether vectors go from stage to stage; then the log says which one is gone by here.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Prefetches:
         *,
         pools: Sequence[SidePool],
         decides_deadline: bool,
+        has_stages: bool = False,
     ) -> None:
         self._config = config
         self._tree = tree
@@ -115,6 +117,7 @@ class Prefetches:
         self._pools = pools
         self._has_trailing = any(pool.policy == "trailing" for pool in pools)
         self._decides_deadline = decides_deadline
+        self._has_stages = has_stages
         self._page_tokens = tree.page_size_bytes // TOKEN_BYTES
         self._threshold_pages = -(-max(config.prefetch_threshold_tokens, 1) // self._page_tokens)
         # Attached by a vote, also at the start.
@@ -452,6 +455,8 @@ class Prefetches:
             agreed = await self._agreement.agree(
                 [int(is_late)], op="max", purpose=agreement.PREFETCH_TIMEOUT, transfers_in_flight=0
             )
+            if self._has_stages:
+                self._probes.adopted(agreement.PREFETCH_TIMEOUT, vector_digest(agreed))
             may_end = bool(agreed[0])
             if may_end:
                 self._expired.add(active.handle)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from hicache.core import vector_digest
 from hicache.errors import HiCacheError, MeetingError
 from hicache.ports import Axis, Reduce
 from hicache.probes import Probes
@@ -25,6 +26,8 @@ from hicache.topology import Coordinates, Topology
 
 # How the error of a rank begins that only suffers from another one's end.
 LOST = "lost another rank: "
+# The channel on which stages hand on vectors of counts, and nothing else.
+VECTORS = "events"
 REDUCTIONS: dict[str, Callable[..., int]] = {"min": min, "max": max, "sum": lambda *values: sum(values)}
 
 
@@ -198,7 +201,7 @@ class LaneTransport:
         self._probes.meeting_enter("pp", purpose, "send", "", numel, link.name, seq, link.peer)
         call = Call(seq, "send", "", numel, self._meaning(purpose, seq, "send", numel))
         self._wire.send(link, call, message)
-        self._probes.meeting_leave("pp", purpose, "send", "", numel, link.name, seq, link.peer)
+        self._left(channel, message, purpose, "send", numel, link, seq)
 
     async def receive_previous(self, *, numel: int, purpose: str, channel: str) -> Any:
         link = self._seat.from_previous(channel)
@@ -212,8 +215,18 @@ class LaneTransport:
             message = await self._wire.receive(link, call)
         except MispairedError as error:
             raise self._told(link.name, seq, purpose, error) from None
-        self._probes.meeting_leave("pp", purpose, "recv", "", numel, link.name, seq, link.peer)
+        self._left(channel, message, purpose, "recv", numel, link, seq)
         return message
+
+    def _left(
+        self, channel: str, message: Any, purpose: str, op: str, numel: int, link: Link, seq: int
+    ) -> None:
+        """The end of one side's part of a hop; of a vector, what it was."""
+        told = "pp", purpose, op, "", numel, link.name, seq, link.peer
+        if channel == VECTORS:
+            self._probes.meeting_leave_value(*told, vector_digest(message))
+        else:
+            self._probes.meeting_leave(*told)
 
     async def drain_sends(self, channel: str) -> None:
         link = self._seat.to_next(channel)

@@ -94,10 +94,18 @@ def test_two_against_two_is_a_tie() -> None:
 
 
 def test_the_first_stage_leads_where_the_kind_says_so() -> None:
+    text = "0 round=1\n1 round=1\n2 round=2\n3 round=2"
+    finding = check(history(text, pp=4)).finding
+    # Stage 3 has what stage 2 handed it.
+    assert (finding.culprit, finding.victims, finding.basis[0]) == ((2,), (3,), "leader pp0")
+
+
+def test_a_leader_alone_against_all_is_not_acquitted() -> None:
     text = "0 round=1\n1 round=2\n2 round=2\n3 round=2"
     finding = check(history(text, pp=4)).finding
-    # Stages 2 and 3 have what stage 1 handed them.
-    assert (finding.culprit, finding.victims, finding.basis[0]) == ((1,), (2, 3), "leader pp0")
+    # It went by another value than it sent, or stage 1 by another than it got; 2 and 3 were handed theirs.
+    assert (finding.culprit, finding.unknown, finding.victims) == ((), (0, 1), (2, 3))
+    assert finding.level == "undetermined"
 
 
 def test_a_leader_decides_nothing_inside_its_own_stage() -> None:
@@ -253,9 +261,22 @@ def test_a_stage_that_was_not_heard_may_have_been_the_first_to_differ() -> None:
 
 
 def test_a_leader_that_was_not_heard_to_the_full_lowers_the_confidence() -> None:
-    text = "0 round=1\n2 round=2\n3 round=2"
+    text = "0 round=1\n2 round=1\n3 round=2"
     finding = check(history(text, pp=2, world_size=4)).finding
-    assert (finding.culprit, finding.basis[0], finding.level) == ((2, 3), "leader pp0", "low")
+    assert (finding.culprit, finding.basis[0], finding.level) == ((3,), "leader pp0", "low")
+
+
+def test_the_leaders_own_ranks_are_counted_among_themselves() -> None:
+    text = "0 round=1\n1 round=1\n2 round=2\n3 round=1\n4 round=1\n5 round=2"
+    finding = check(history(text, pp=2)).finding
+    # Rank 5 has what rank 2 handed it.
+    assert (finding.culprit, finding.victims) == ((2,), (5,))
+    assert finding.basis[0] == "majority 2/3 of leader pp0"
+
+
+def test_two_leaders_that_differ_are_both_unknown_and_who_follows_them_is_not() -> None:
+    finding = check(history("0 round=1\n1 round=2\n2 round=1\n3 round=2", pp=2)).finding
+    assert (finding.culprit, finding.unknown, finding.victims) == ((), (0, 1), (2, 3))
 
 
 def test_a_call_that_the_others_make_later_is_out_of_order_and_else_one_too_many() -> None:

@@ -19,7 +19,8 @@ A line begins with the rank, and with its lane where that is not `scheduler`: `0
 | `round?`, `round=2` | `event_round`, phase call with its facts, and phase return with the agreed count |
 | `round=2:7` | the same with 7 queued, a field that no leader decides |
 | `events!`, `events.` | `meeting` of that purpose, phases enter and leave; `events!8` has 8 elements |
-| `recv<0!`, `send>1.` | `meeting` with one peer |
+| `recv<0!`, `send>1.` | `meeting` with one peer; `send>1.=5`: of a vector whose digest is 5 |
+| `adopt:chain=5` | `adopted`: the vector by which the rank goes from here on |
 | `done:5` | `transfer_done`: the bytes of op 5 have moved; never compared |
 | `wrong_page` | the note of a page with other bytes |
 | `mispaired:events` | the note of a meeting that meant different things; `{purpose=x}`: what was meant here |
@@ -104,8 +105,9 @@ KINDS = (
         "meeting",
         agree=("tp", "cp"),
         compared=("axis", "purpose", "op", "numel"),
-        info=("group", "group_seq", "peer"),
+        info=("group", "group_seq", "peer", "value"),
     ),
+    Kind("adopted", "note", info=("purpose", "value")),
     Kind("wrong_page", "anomaly", info=("page_index",)),
     Kind("mispaired", "anomaly", info=("group", "group_seq", "purpose")),
     Kind("lane_state", "note", info=("state", "op")),
@@ -117,6 +119,7 @@ ABOUT = {
     "admit": ("admit", "rid", "pages"),
     "finish": ("finish", "rid", "tokens"),
     "abort": ("abort", "rid", "place"),
+    "adopt": ("adopted", "purpose", "value"),
     "retract": ("retract", "rid", "output_tokens"),
     "submit": ("prefetch_submit", "rid", "tokens"),
     "hit": ("prefetch_hit", "op", "tokens"),
@@ -133,7 +136,9 @@ INSERTED = re.compile(r"insert=(?P<result>\d+)")
 STATE = re.compile(r"state:(?P<state>[a-z]+)(?:=(?P<op>\d+))?")
 MISPAIRED = re.compile(r"mispaired:(?P<name>[a-z_]+)(?:\{(?P<facts>[^}]*)\})?")
 RETURN = re.compile(r"round=(?P<result>\d+)(?::(?P<queued>\d+))?")
-MEETING = re.compile(r"(?P<purpose>[a-z_]+)(?:[<>](?P<peer>\d+))?(?P<mark>[!.])(?P<numel>\d*)")
+MEETING = re.compile(
+    r"(?P<purpose>[a-z_]+)(?:[<>](?P<peer>\d+))?(?P<mark>[!.])(?P<numel>\d*)(?:=(?P<value>\d+))?"
+)
 TOKEN = re.compile(r"\S+\{[^}]*\}|\S+")
 
 
@@ -291,6 +296,7 @@ def _meeting(match: re.Match[str], rank: int, stage: int, group_seqs: dict[str, 
         "group": group,
         "group_seq": seq,
         "peer": peer,
+        **({"value": int(match["value"])} if match["value"] else {}),
     }
 
 
