@@ -50,6 +50,7 @@ class Break:
             values={self.rank: [self.value, self.other]},
             summary=f"rank {self.rank} {self.text}: two digests of one value in its own log",
             call=ADOPTED,
+            since_step=self.step,
         )
 
 

@@ -88,7 +88,8 @@ class FirstDivergence:
 class Trigger:
     """The local fact that explains a divergence, and the kind of record (`call`) that has it.
 
-    `rank` is None in a tie; `need` if none is declared.
+    `rank` is None in a tie; `need` if none is declared. Since `since_step` it has told the odd ranks from the
+    others in every record that has it; None where that is not known.
     """
 
     rank: int | None
@@ -98,12 +99,14 @@ class Trigger:
     summary: str
     need: Any = None
     call: str = ""
+    since_step: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
             "rank": self.rank,
             "step": self.step,
             "fact": self.fact,
+            "since_step": self.since_step,
             "values": by_rank(self.values),
             "summary": self.summary,
         }

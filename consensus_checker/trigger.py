@@ -94,11 +94,16 @@ def suspects(
     if not readings:
         return []
     past = {(reading.kind, reading.phase, reading.fact): _Past() for reading in readings}
-    kinds = frozenset(reading.kind for reading in readings)
+    apart = {reading.fact: _Apart(odd, others) for reading in readings}
+    carriers = (name for name, kind in history.kinds.items() if not apart.keys().isdisjoint(kind.local))
+    kinds = frozenset(carriers) & frozenset(scope.fields)
     ranks = sorted(stands)
     anchor = ranks.index(odd[0])
     for row in agreed_rows(history, scope, lane, index, kinds, ranks):
         kind, phase, seq = row[anchor]["kind"], row[anchor].get("phase"), row[anchor]["seq"]
+        for fact, own_apart in apart.items():
+            if fact in row[anchor]:
+                own_apart.add(dict(zip(ranks, row, strict=True)), fact)
         for reading in readings:
             if (reading.kind, reading.phase) == (kind, phase) and reading.seqs[odd[0]] != seq:
                 own = past[kind, phase, reading.fact]
@@ -110,7 +115,7 @@ def suspects(
         own = past[reading.kind, reading.phase, reading.fact]
         strength = _strength(reading, own, odd, others)
         if strength is not None:
-            trigger = _trigger(reading, strength, odd, others, is_tie)
+            trigger = _trigger(reading, strength, odd, others, is_tie, apart[reading.fact].since_step)
             # One fact read twice, in the call and inside of it, is one explanation.
             found.setdefault(reading.fact, Suspect(trigger, strength, own.count, reading.is_earlier))
     return sorted(found.values(), key=lambda suspect: suspect.strength)
@@ -201,6 +206,31 @@ def _facts(
     return readings
 
 
+class _Apart:
+    """Since when one fact has told the odd ranks from all others, without a break."""
+
+    def __init__(self, odd: Sequence[int], others: Sequence[int]) -> None:
+        self._odd = odd
+        self._others = others
+        self.since_step: int | None = None
+
+    def add(self, row: Mapping[int, Record], fact: str) -> None:
+        """Take an agreed record into account, of whatever kind: a fact has one meaning."""
+        ours = [row[rank].get(fact) for rank in self._odd]
+        theirs = [row[rank].get(fact) for rank in self._others]
+        if any(value is None for value in (*ours, *theirs)) or not _are_apart(ours, theirs):
+            self.since_step = None
+        elif self.since_step is None:
+            self.since_step = int(row[self._odd[0]]["step"])
+
+
+def _are_apart(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
+    """Whether a limit lies between two sides, or no value is on both."""
+    if all(_is_number(value) for value in (*ours, *theirs)):
+        return bool(max(ours) < min(theirs) or max(theirs) < min(ours))
+    return not {repr(value) for value in ours} & {repr(value) for value in theirs}
+
+
 class _Past:
     """What one fact did in agreed records: limits that ranks stood on both sides of, pairs that met."""
 
@@ -283,7 +313,12 @@ def _is_lacking(reading: Reading, odd: Sequence[int], others: Sequence[int]) -> 
 
 
 def _trigger(
-    reading: Reading, strength: int, odd: Sequence[int], others: Sequence[int], is_tie: bool
+    reading: Reading,
+    strength: int,
+    odd: Sequence[int],
+    others: Sequence[int],
+    is_tie: bool,
+    since_step: int | None,
 ) -> Trigger:
     need = reading.need if strength == 0 else None
     parts = [
@@ -293,6 +328,8 @@ def _trigger(
     summary = f"{reading.fact} was {parts[0]} and {parts[1]}"
     if need is not None:
         summary += f" (needed {need})"
+    if since_step is not None and since_step < reading.steps[odd[0]]:
+        summary += f", apart since step {since_step}"
     if reading.is_earlier:
         summary += f", at the {call_text(reading.kind)} before, on which they agreed"
     return Trigger(
@@ -303,6 +340,7 @@ def _trigger(
         summary=summary,
         need=need,
         call=reading.kind,
+        since_step=since_step if since_step is not None else reading.steps[odd[0]],
     )
 
 

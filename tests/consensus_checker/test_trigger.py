@@ -199,3 +199,26 @@ def test_what_a_leader_counts_explains_no_other_decision_that_wrote_it_down() ->
             record["writes_done"] = int(lane.rank == 2 and record["rid"] == "r1")  # type: ignore[index]
     finding = check([replace(lane, kinds=kinds) for lane in drawn]).finding
     assert (finding.culprit, finding.trigger) == ((2,), None)
+
+
+def test_a_trigger_says_since_when_its_fact_has_told_the_ranks_apart() -> None:
+    text = """
+        0  backup:1=64{host_pages_free=9} | match:r1=64{host_pages_free=8} | backup:2=64{host_pages_free=5}
+        1  backup:1=64{host_pages_free=9} | match:r1=64{host_pages_free=8} | backup:2=64{host_pages_free=5}
+        2  backup:1=64{host_pages_free=9} | match:r1=64{host_pages_free=2} | backup:2=0{host_pages_free=0}
+    """
+    trigger = check(history(text)).finding.trigger
+    assert trigger is not None
+    assert (trigger.step, trigger.since_step) == (2, 1)
+    assert trigger.summary.endswith("apart since step 1")
+
+
+def test_a_fact_that_was_alike_in_between_is_apart_only_since_then() -> None:
+    text = """
+        0  match:r0=1{host_pages_free=9} | match:r1=1{host_pages_free=8} | backup:2=64{host_pages_free=5}
+        1  match:r0=1{host_pages_free=9} | match:r1=1{host_pages_free=8} | backup:2=64{host_pages_free=5}
+        2  match:r0=1{host_pages_free=7} | match:r1=1{host_pages_free=8} | backup:2=0{host_pages_free=0}
+    """
+    trigger = check(history(text)).finding.trigger
+    assert trigger is not None and trigger.since_step == 2
+    assert "since" not in trigger.summary
