@@ -21,6 +21,7 @@ from consensus_checker.evidence import silent_lines
 from consensus_checker.finding import Evidence, Finding, FirstDivergence, Level
 from consensus_checker.history import History, Lane, Run, Source
 from consensus_checker.notes import anomaly, with_own_crash
+from consensus_checker.reenact import Reenact
 from consensus_checker.rules.agreement import Comparison, compare
 from consensus_checker.stall import Stall, find_stall
 from consensus_checker.verdict import COVERAGE, Coverage, Verdict
@@ -35,12 +36,15 @@ RESERVED = frozenset(
 )
 
 
-def check(source: Run | Iterable[Source] | History, *, path: str = "PATH") -> Verdict:
+def check(
+    source: Run | Iterable[Source] | History, *, path: str = "PATH", reenact: Reenact | None = None
+) -> Verdict:
     """Compare all ranks of a run and say what went wrong first, or how far nothing did.
 
     Args:
         source: a folder's logs (`tracer.log.find_logs`), lanes in memory, or a history of them.
         path: how the caller names the folder, quoted for a shell; only for the commands in `next`.
+        reenact: takes a decision again from what the log says it was taken from; breaks ties.
     """
     history = source if isinstance(source, History) else History.of(source)
     comparisons = _compare(history)
@@ -53,7 +57,11 @@ def check(source: Run | Iterable[Source] | History, *, path: str = "PATH") -> Ve
         comparisons = _compare(history)
     coverage = _coverage(history, comparisons, dropped)
     divergences = in_causal_order(
-        [divergence(history, comparison) for comparison in comparisons if comparison.difference is not None]
+        [
+            divergence(history, comparison, reenact)
+            for comparison in comparisons
+            if comparison.difference is not None
+        ]
     )
     findings = _findings(history, divergences)
     if not findings:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cmp_to_key
 
 from consensus_checker.context import Stand, compared_fields, key_of, look
-from consensus_checker.custody import by_custody, find_breaks
+from consensus_checker.custody import Break, by_custody, find_breaks
 from consensus_checker.finding import (
     Alternative,
     DivergenceKind,
@@ -19,8 +19,9 @@ from consensus_checker.finding import (
 )
 from consensus_checker.history import History, Scope
 from consensus_checker.precedent import Precedent, find_precedent, weigh
+from consensus_checker.reenact import Question, Reenact, Ruling, ruled
 from consensus_checker.resembles import resembles
-from consensus_checker.rules.agreement import Comparison, Key, Vote, exact, vote
+from consensus_checker.rules.agreement import Comparison, Key, Vote, exact, sides_of, vote
 from consensus_checker.rules.alignment import classify
 from consensus_checker.trigger import Suspect, suspects
 from consensus_checker.words import call_text, ranks_text, value_text
@@ -32,6 +33,8 @@ CONFIG = "config_differs"
 ABOUT = {"rid": "request", "node": "node"}
 # Agreed records of a kind that a fact must have come through to be more than a guess.
 PRECEDENTS_MIN = 8
+# What a rank did whose decision, taken again, is another one.
+DEED = "decided what does not follow from its own inputs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +75,12 @@ class Divergence:
         )
 
 
-def divergence(history: History, comparison: Comparison) -> Divergence:
-    """Explain the difference of one comparison."""
+def divergence(history: History, comparison: Comparison, reenact: Reenact | None = None) -> Divergence:
+    """Explain the difference of one comparison.
+
+    Args:
+        reenact: asked only where neither the count nor anything else names somebody.
+    """
     assert comparison.difference is not None
     scope, difference = comparison.scope, comparison.difference
     stands = {
@@ -82,36 +89,25 @@ def divergence(history: History, comparison: Comparison) -> Divergence:
         if rank in difference
     }
     meetings = frozenset(one.name for one in history.kinds.values() if one.role == "meeting")
-    leader = _leader(history, scope, difference)
-    ballot = vote(difference, scope, history.places, leader)
-    breaks = find_breaks(stands, leader, meetings) if leader is not None else ()
-    if leader is not None:
-        ballot = by_custody(difference, breaks, history.places, leader) or ballot
+    judged = _judged(history, comparison, stands, meetings, reenact)
+    ballot, told = judged.ballot, judged.told
     kind = _kind(history, scope, stands, ballot.majority[0], _aside(ballot)[0])
-    told: Precedent | None = None
-    contradicts = False
-    if kind != "value":
-        sides = ballot.majority, _aside(ballot)
-        told = find_precedent(history, scope, comparison.lane, comparison.index, stands, *sides)
-        is_widest = not any(set(scope.ranks) < set(other.ranks) for other in history.scopes)
-        ballot, contradicts = weigh(ballot, told, is_widest=is_widest)
-        kind = _kind(history, scope, stands, ballot.majority[0], _aside(ballot)[0])
     # In a tie the smaller side stands on the right-hand side of the comparison, accused of nothing.
     aside = _aside(ballot)
     place = (history, scope, comparison.lane, comparison.index, stands)
     found, is_split = _suspects(place, ballot, aside)
     trigger = found[0].trigger if found else None
-    if ballot.custody:
-        trigger = next(one.trigger for one in breaks if one.rank in ballot.odd)
+    if judged.broken is not None:
+        trigger = judged.broken.trigger
     kind, call = _call(kind, stands, ballot.majority[0], aside[0], meetings)
-    level, reason = _confidence(history, ballot, found, told, is_split=is_split)
+    level, reason = _confidence(history, judged, found, is_split=is_split)
     if comparison.index == comparison.start > 0:
         # They may have come apart earlier, in what the ring no longer has.
         level = _at_most(level, "medium")
         reason = (*reason, "the records before it are gone")
     first = _first_divergence(comparison, stands, ballot, aside, kind, call)
     summary = _summary(history, first, ballot, scope, stands)
-    if contradicts and told is not None:
+    if judged.contradicts and told is not None:
         summary += f"; most ranks are one way, but {told.text}"
     alternatives = [Alternative(suspect.trigger.summary, RULE) for suspect in found[1:]]
     finding = Finding(
@@ -131,7 +127,7 @@ def divergence(history: History, comparison: Comparison) -> Divergence:
         trigger=trigger,
         evidence=_evidence(stands, ballot),
         alternatives=(
-            *(_readings_of_it(ballot, told) if contradicts and told is not None else ()),
+            *(_readings_of_it(ballot, told) if judged.contradicts and told is not None else ()),
             *alternatives,
             *_configured(history, ballot),
         ),
@@ -147,6 +143,66 @@ def divergence(history: History, comparison: Comparison) -> Divergence:
         if stand.record is not None and type(time := stand.record.get("time_ns")) is int
     }
     return Divergence(finding, scope, comparison.lane, at, times)
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """Who is odd, after all that speaks for or against it.
+
+    Attributes:
+        told: what all ranks did before at such a place, where that was asked.
+        contradicts: vote and precedent name different ranks, so nobody is named.
+        broken: where a value changed in an odd rank's hands.
+        all_follow: every rank's decision follows from its own inputs: they were given different ones.
+    """
+
+    ballot: Vote
+    told: Precedent | None = None
+    contradicts: bool = False
+    broken: Break | None = None
+    all_follow: bool = False
+
+
+def _judged(
+    history: History,
+    comparison: Comparison,
+    stands: Mapping[int, Stand],
+    meetings: frozenset[str],
+    reenact: Reenact | None,
+) -> _Judged:
+    """The count, and what goes before it or against it."""
+    assert comparison.difference is not None
+    scope, difference = comparison.scope, comparison.difference
+    leader = _leader(history, scope, difference)
+    if leader is not None:
+        breaks = find_breaks(stands, leader, meetings)
+        if (led := by_custody(difference, breaks, history.places, leader)) is not None:
+            return _Judged(led, broken=next(one for one in breaks if one.rank in led.odd))
+    ballot = vote(difference, scope, history.places, leader)
+    told: Precedent | None = None
+    contradicts = False
+    if _kind(history, scope, stands, ballot.majority[0], _aside(ballot)[0]) != "value":
+        sides = ballot.majority, _aside(ballot)
+        told = find_precedent(history, scope, comparison.lane, comparison.index, stands, *sides)
+        is_widest = not any(set(scope.ranks) < set(other.ranks) for other in history.scopes)
+        ballot, contradicts = weigh(ballot, told, is_widest=is_widest)
+    if ballot.odd or reenact is None:
+        return _Judged(ballot, told, contradicts)
+    ruling = _ruling(comparison, stands, reenact)
+    if not ruling.is_clear:
+        return _Judged(ballot, told, contradicts, all_follow=set(ruling.others) == set(difference))
+    groups = sides_of(difference)
+    side = tuple(rank for group in groups for rank in group if rank in ruling.others)
+    followers = tuple(sorted(set(difference) - {*side, *ruling.odd}))
+    basis = f"reenact, against {ballot.basis}"
+    return _Judged(Vote(side, ruling.odd, groups, basis, True, followers, (), DEED), told)
+
+
+def _ruling(comparison: Comparison, stands: Mapping[int, Stand], reenact: Reenact) -> Ruling:
+    """What somebody says who can take the decision again."""
+    records = {rank: stand.record for rank, stand in stands.items()}
+    question = Question(comparison.scope.name, comparison.lane, comparison.index, records)
+    return ruled(reenact(question), records)
 
 
 def _aside(ballot: Vote) -> tuple[int, ...]:
@@ -320,8 +376,9 @@ def _is_same_call(one: Record, two: Record) -> bool:
 
 
 def _confidence(
-    history: History, ballot: Vote, found: Sequence[Suspect], told: Precedent | None, *, is_split: bool
+    history: History, judged: _Judged, found: Sequence[Suspect], *, is_split: bool
 ) -> tuple[Level, tuple[str, ...]]:
+    ballot, told = judged.ballot, judged.told
     reasons: list[str] = []
     rounds = "" if told is None else "1 round" if told.count == 1 else f"{told.count} rounds"
     if told is not None and told.novel == ballot.odd:
@@ -329,14 +386,18 @@ def _confidence(
     elif told is not None and ballot.basis.startswith("majority"):
         reasons.append(f"precedent {rounds} against it")
     if not ballot.odd:
+        if judged.all_follow:
+            reasons.append("each decision follows from its own rank's inputs")
         return "undetermined", tuple(reasons)
     level, reason = _explained(found, is_split=is_split)
     reasons.append(reason)
     if ballot.is_tied or len(history.config_sides) > 1:
         level = _at_most(level, "medium")
-    if ballot.custody:
+    if judged.broken is not None:
         # No fact explains it, and none has to: the rank contradicts itself.
         level, reasons[-1] = "high", "the digests of one value in its own log differ"
+    elif ballot.deed:
+        level = "high"
     if len(history.config_sides) > 1:
         reasons.append("the ranks were configured differently")
     if not ballot.is_sure and not ballot.is_tied:
@@ -390,7 +451,7 @@ def _first_divergence(
         names = [name for name in names if name in ("kind", "phase", "purpose")]
     differing = [name for name in names if len({repr(fields.get(name)) for fields in shown.values()}) > 1]
     # Who sent another value than it goes by has the same as the others, and its followers don't.
-    accused = (*ballot.odd, *(ballot.followers if ballot.custody else ())) or tuple(sorted(shown))
+    accused = (*ballot.odd, *(ballot.followers if ballot.deed else ())) or tuple(sorted(shown))
     diffs = tuple(
         FieldDiff(
             name,
@@ -446,8 +507,8 @@ def _summary(
         sides = " against ".join(ranks_text(side) for side in ballot.sides)
         return f"{sides}: they part at {where}; the logs alone do not say who is right"
     who = f"{ranks_text(ballot.odd)} left "
-    if ballot.custody:
-        who = f"{ranks_text(ballot.odd)} {ballot.custody},"
+    if ballot.deed:
+        who = f"{ranks_text(ballot.odd)} {ballot.deed},"
     elif ballot.is_led:
         who += f"the leader, {ranks_text(ballot.majority)},"
     else:

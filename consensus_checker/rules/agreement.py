@@ -79,7 +79,7 @@ class Vote:
         is_sure: False when the ranks without a record could have said otherwise.
         followers: later stages that have what the accused stage before them has: they adopted it.
         unclear: later stages that differ from the leader in their own way.
-        custody: what each odd rank did to the value that went through its hands, where that is the evidence.
+        deed: what each odd rank did, in words, where that is the evidence and not a count.
     """
 
     majority: tuple[int, ...]
@@ -89,7 +89,7 @@ class Vote:
     is_sure: bool
     followers: tuple[int, ...] = ()
     unclear: tuple[int, ...] = ()
-    custody: str = ""
+    deed: str = ""
 
     @property
     def is_led(self) -> bool:
