@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from hicache.agentic import Agentic, AgenticSpec
 from hicache.config import Config, StorageConfig
@@ -66,6 +66,40 @@ PACKING_S = 20.0
 Trace = Literal["full", "ring", "memory", "off"]
 Mode = Literal["sim", "threads", "gloo"]
 Progress = Callable[[int, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One rank as somebody beside it may look at it while it runs.
+
+    Attributes:
+        members: ranks of its replica, which it must agree with.
+        lanes: name -> the lane's tracer, never to be written to.
+        header: of its scheduler's log.
+        folder: where its logs are; None when they are nowhere.
+        store: where ranks may leave each other words: `set` and `get`; None: every rank is of this process.
+        say: text for whoever started the run.
+    """
+
+    rank: int
+    members: tuple[int, ...]
+    lanes: Mapping[str, Tracer]
+    header: Mapping[str, Any]
+    folder: Path | None
+    store: Any
+    say: Callable[[str], None]
+
+
+class Observer(Protocol):
+    """Somebody who looks at a rank while it runs. What goes wrong with it is never the rank's trouble."""
+
+    def stop(self, outcome: Outcome) -> None:
+        """The rank has ended so; its logs are closed."""
+        ...
+
+
+# Made once a rank's lanes are open and before the first of them runs.
+Observe = Callable[[Observed], Observer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +363,16 @@ class Logs:
     def tracer(self, rank: int, lane: str, clock: Callable[[], int]) -> Tracer:
         return self._tracer(self._sink(rank, lane), rank, lane, clock)
 
+    def observed(
+        self, rank: int, tracers: Mapping[str, Tracer], store: Any, say: Callable[[str], None]
+    ) -> Observed:
+        """What somebody beside the rank may see of it."""
+        topology = self._plan.config.topology
+        replica = topology.coordinates(rank).dp
+        members = [one for one in range(topology.world_size) if topology.coordinates(one).dp == replica]
+        top = self._header(rank, SCHEDULER)
+        return Observed(rank, tuple(members), tracers, top, self._out, store, say)
+
     def heart(self, rank: int, tracers: Mapping[str, Tracer], clock: Callable[[], int]) -> Heart | None:
         """What beats beside these lanes, started; None where nothing is written, or time is not real."""
         if not self._is_real or self._out is None or self.trace not in ("full", "ring"):
@@ -340,9 +384,9 @@ class Logs:
         heart.start()
         return heart
 
-    def _tracer(self, sink: Sink, rank: int, lane: str, clock: Callable[[], int]) -> Tracer:
+    def _header(self, rank: int, lane: str) -> dict[str, Any]:
         config = self._plan.config
-        top = header(
+        return header(
             config.topology.place(rank),
             KINDS,
             lane=lane,
@@ -351,6 +395,9 @@ class Logs:
             config=config.describe(),
             config_digest=config.digest(),
         )
+
+    def _tracer(self, sink: Sink, rank: int, lane: str, clock: Callable[[], int]) -> Tracer:
+        top = self._header(rank, lane)
         self._sinks.append(sink)
         share = self._limits.share if self._is_real and lane == SCHEDULER else None
         throttle = Throttle(share) if share is not None else None
@@ -427,9 +474,19 @@ class RankJob:
     Attributes:
         tasks: lane -> its task.
         door: the replica's front door, on its first rank.
+
+    Args:
+        observe: who looks at the rank while it runs, given its lanes; None: nobody.
     """
 
-    def __init__(self, plan: Plan, parts: Parts, logs: Logs, outside: Outside) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        parts: Parts,
+        logs: Logs,
+        outside: Outside,
+        observe: Callable[[Mapping[str, Tracer]], Observer] | None = None,
+    ) -> None:
         config, rank = plan.config, parts.rank
         self.rank = rank
         self.door = plan.front_door(rank)
@@ -437,6 +494,7 @@ class RankJob:
         lanes = lane_names(config)
         self.tracers = {lane: logs.tracer(rank, lane, outside.clock.now_ns) for lane in lanes}
         self._heart = logs.heart(rank, self.tracers, outside.clock.now_ns)
+        self._observer = observe(self.tracers) if observe is not None else None
         probes = {lane: Probes(tracer) for lane, tracer in self.tracers.items()}
         ledger = Ledger()
         ports = _ports(plan, rank, self.door, outside, probes, ledger)
@@ -489,6 +547,8 @@ class RankJob:
             outcome, reason = "completed", ""
         if self._heart is not None:
             self._heart.stop(outcome)
+        if self._observer is not None:
+            self._observer.stop(outcome)
         door = self.door
         return Ending(
             rank=self.rank,

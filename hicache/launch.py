@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,6 +45,7 @@ from hicache.real_time import TIMEOUT_S
 from hicache.transport.gloo import INSTALL
 from hicache.worker import HUNG, UNREADABLE, collect_faults, read_ending
 
+WORKER = "hicache.worker"
 LOOPBACK = "127.0.0.1"
 # Another process may take the port between our choosing it and rank 0's listening on it.
 PORT_TRIES = 3
@@ -67,6 +68,8 @@ def run_gloo(
     trace_limits: TraceLimits | None = None,
     timeout_s: float = TIMEOUT_S,
     progress: Progress | None = None,
+    module: str = WORKER,
+    say: Callable[[str], None] = print,
 ) -> Result:
     """Run a plan, each rank in a process of its own on this machine.
 
@@ -74,6 +77,7 @@ def run_gloo(
         plan: what `spec` says, for the summary.
         out, trace, trace_limits, progress: as of `sim.world.simulate`; `memory` is not for processes.
         timeout_s: a wait for another rank or for storage that is older ends the run as hung.
+        module: what a process runs: the worker, or one that looks at it; what that says goes to `say`, once.
 
     Raises:
         ConfigError: the processes can't be started: no torch, or what one of them says.
@@ -95,7 +99,7 @@ def run_gloo(
         limits = json.dumps(asdict(trace_limits or TraceLimits()))
         words += ["--trace-limits", limits, "--timeout", str(timeout_s)]
         for tries_left in reversed(range(PORT_TRIES)):
-            crew = _Crew(count, warnings, progress)
+            crew = _Crew(count, warnings, progress, module, say)
             try:
                 crew.start(words)
                 crew.run()
@@ -178,10 +182,21 @@ class _Process:
 class _Crew:
     """All workers of one run, from start to end."""
 
-    def __init__(self, count: int, warnings: Warnings, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        count: int,
+        warnings: Warnings,
+        progress: Progress | None,
+        module: str = WORKER,
+        say: Callable[[str], None] = print,
+    ) -> None:
         self._count = count
         self._warnings = warnings
         self._progress = progress
+        self._module = module
+        self._say = say
+        # All ranks say the same.
+        self._said: set[str] = set()
         self._selector = selectors.DefaultSelector()
         self._buffers: dict[int, bytes] = {}
         # When the first rank ended badly, and what has been done about the others.
@@ -263,7 +278,7 @@ class _Crew:
         }
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
         handle = subprocess.Popen(
-            [sys.executable, "-m", "hicache.worker", *words],
+            [sys.executable, "-m", self._module, *words],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -303,6 +318,10 @@ class _Crew:
             process.progress = (value[0], value[1])
         elif what == "warning":
             self._warnings(value)
+        elif what == "observed":
+            if value not in self._said:
+                self._said.add(value)
+                self._say(value)
         elif what == "refused":
             process.refusal = (value[0], value[1])
             self._ended(process, Ending(process.rank, "stopped", value[0]))

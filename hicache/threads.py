@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hicache.job import (
     RANK_ERRORS,
     Ending,
     Logs,
+    Observe,
+    Observer,
     Plan,
     Progress,
     RankJob,
@@ -25,6 +28,7 @@ from hicache.real_time import TIMEOUT_S, real_outside, switching_often
 from hicache.transport.drive import DriveLoop, Watch
 from hicache.transport.meetings import LaneTransport
 from hicache.transport.threads import thread_network, thread_wire
+from tracer.tracer import Tracer
 
 # Between two looks at how far the run is.
 LOOK_S = 0.2
@@ -38,12 +42,15 @@ def run_threads(
     trace_limits: TraceLimits | None = None,
     timeout_s: float = TIMEOUT_S,
     progress: Progress | None = None,
+    observe: Observe | None = None,
+    say: Callable[[str], None] = print,
 ) -> Result:
     """Run `plan` to its end, each rank on a thread of its own.
 
     Args:
         out, trace, trace_limits, progress: as of `sim.world.simulate`.
         timeout_s: a wait for another rank or for storage that is older ends the run as hung.
+        observe: makes somebody who looks at a rank while it runs; what that has to say goes to `say`.
 
     Raises:
         WorkloadError: the workload turned out to be unreadable; logs up to there are closed properly.
@@ -51,6 +58,7 @@ def run_threads(
     """
     parts = [plan.parts(rank) for rank in range(plan.config.topology.world_size)]
     job = _ThreadsJob(plan, out, trace, trace_limits, timeout_s)
+    job.watch_with(observe, say)
     for own in parts:
         job.add(own)
     try:
@@ -84,6 +92,19 @@ class _ThreadsJob:
         self._ranks: list[tuple[RankJob, DriveLoop, threading.Thread]] = []
         # What ended a thread that no lane has raised, an interrupt in the middle of one above all.
         self._broken: list[BaseException] = []
+        self._observe: Observe | None = None
+        self._say: Callable[[str], None] = print
+
+    def watch_with(self, observe: Observe | None, say: Callable[[str], None]) -> None:
+        """Have every rank that is added from here on looked at."""
+        self._observe = observe
+        self._say = say
+
+    def _observer(self, rank: int) -> Callable[[Mapping[str, Tracer]], Observer] | None:
+        observe = self._observe
+        if observe is None:
+            return None
+        return lambda lanes: observe(self._logs.observed(rank, lanes, None, self._say))
 
     def add(self, parts: Parts) -> None:
         plan, rank = self._plan, parts.rank
@@ -95,7 +116,7 @@ class _ThreadsJob:
             return LaneTransport(seat, wire, probes, guard=plan.config.meeting_guard)
 
         outside = real_outside(plan, rank, loop, self._watch, transport, self._stored)
-        job = RankJob(plan, parts, self._logs, outside)
+        job = RankJob(plan, parts, self._logs, outside, self._observer(rank))
         thread = threading.Thread(target=self._work, args=(loop,), name=f"rank {rank}", daemon=True)
         self._ranks.append((job, loop, thread))
 

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from hicache.job import (
     RANK_ERRORS,
     Ending,
     Logs,
+    Observe,
+    Observer,
     Plan,
     PlanSpec,
     RankJob,
@@ -43,6 +45,7 @@ from hicache.transport.drive import DriveLoop, End, Watch
 from hicache.transport.gloo import GlooWorld
 from hicache.transport.meetings import LaneTransport, LostPeerError, Seat
 from tracer.record import Outcome
+from tracer.tracer import Tracer
 
 USAGE, UNREADABLE = 2, 3
 # How long a rank that hangs stays, so that its peers find out by themselves where they hang.
@@ -56,11 +59,12 @@ CHANNELS = ("main", "events")
 STORAGE_CHANNELS = ("hits", "progress")
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None, *, observe: Observe | None = None) -> int:
+    """One rank from its command line to its exit code; `observe` makes somebody who looks at it."""
     options = _options(words)
     reports = Reports(is_on=options.report)
     try:
-        return _Worker(options, reports).run()
+        return _Worker(options, reports, observe).run()
     except (ConfigError, LostPeerError) as error:
         reports.refuse(str(error), USAGE)
         return USAGE
@@ -90,6 +94,12 @@ class Reports:
         if not self.is_on:
             print(f"hicache: warning: {text}", file=sys.stderr, flush=True)
 
+    def observe(self, text: str) -> None:
+        """What somebody who looks at this rank has to say, in lines of its own."""
+        self.say("observed", text)
+        if not self.is_on:
+            print(text, file=sys.stderr, flush=True)
+
     def progress(self, job: RankJob) -> None:
         now = time.monotonic()
         if job.door is not None and now - self._last_progress > PROGRESS_S:
@@ -100,8 +110,9 @@ class Reports:
 class _Worker:
     """One rank from the plan to its ending."""
 
-    def __init__(self, options: argparse.Namespace, reports: Reports) -> None:
+    def __init__(self, options: argparse.Namespace, reports: Reports, observe: Observe | None) -> None:
         self._options = options
+        self._observe = observe
         self._reports = reports
         self._out: Path = options.out
         self._plan = _read_plan(options.plan)
@@ -146,7 +157,13 @@ class _Worker:
             return LaneTransport(seat, wire, probes, guard=plan.config.meeting_guard)
 
         outside = real_outside(plan, rank, self._loop, self._watch, transport, {})
-        return RankJob(plan, plan.parts(rank), logs, outside)
+        return RankJob(plan, plan.parts(rank), logs, outside, self._observer(world, logs))
+
+    def _observer(self, world: GlooWorld, logs: Logs) -> Callable[[Mapping[str, Tracer]], Observer] | None:
+        observe = self._observe
+        if observe is None:
+            return None
+        return lambda lanes: observe(logs.observed(world.rank, lanes, world.store, self._reports.observe))
 
     def _end(self, job: RankJob, world: GlooWorld) -> Ending:
         """Close the logs. Whoever has lost a rank that hangs hangs as well."""
@@ -243,10 +260,11 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-if __name__ == "__main__":
+def run_process(observe: Observe | None = None) -> None:
+    """The whole process: `main` and its exit code. Does not return."""
     code = 1
     try:
-        code = main()
+        code = main(observe=observe)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
     except BaseException:
@@ -256,3 +274,7 @@ if __name__ == "__main__":
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+if __name__ == "__main__":
+    run_process()

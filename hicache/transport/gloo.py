@@ -116,6 +116,11 @@ class GlooWorld:
                             groups[topology.group_name(axis, channel, at)] = made
         return groups
 
+    @property
+    def store(self) -> Any:
+        """The job's store, where ranks may leave each other words; whoever waits in it should clone it."""
+        return self._store
+
     def publish(self, ending: str) -> None:
         """Let the others know how this rank has ended, as far as there is still somebody to tell."""
         with suppress(Exception):
