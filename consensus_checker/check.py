@@ -30,6 +30,8 @@ from tracer.record import Record
 
 # Part of every rank's decisions that must have been compared for nothing found to mean anything.
 COMPARED_MIN = 0.95
+# Without records of requests there is nothing that their hits could be counted from.
+REQUEST = "request"
 # Fields that SQL would read as something else, or that a table of records has under another name.
 RESERVED = frozenset(
     {"group", "order", "left", "right", "op", "rank", "lane", "seq", "step", "kind", "phase", "fields", "end"}
@@ -296,20 +298,22 @@ def _lacking(history: History, coverage: Coverage, comparisons: Sequence[Compari
 
 
 def _next(finding: Finding, history: History, path: str) -> tuple[tuple[str, str], ...]:
-    hits = (f"hicache hits {path}", "which tier served what, and why the rest was computed")
+    hits: tuple[tuple[str, str], ...] = ()
+    if REQUEST in history.kinds:
+        hits = ((f"hicache hits {path}", "which tier served what, and why the rest was computed"),)
     first = finding.first_divergence
     step = first.step if first else finding.victim.step if finding.victim else None
     if step is None:
-        return (hits,)
+        return hits
     if first is None and len(history.lane_names) > 1:
         lanes = f"hicache query {path} --name lanes_at"
-        return ((lanes, "what every lane of every rank was at when its log ended"), hits)
+        return ((lanes, "what every lane of every rank was at when its log ended"), *hits)
     if first is not None and (sql := _fact_sql(first, finding, history)) is not None:
-        return ((f'hicache query {path} "{sql}"', "the call on every rank, with the fact beside it"), hits)
+        return ((f'hicache query {path} "{sql}"', "the call on every rank, with the fact beside it"), *hits)
     where = f"step BETWEEN {max(0, step - 1)} AND {step + 1}"
     columns = "rank, seq, kind, node, tokens, fields"
     query = f'hicache query {path} "SELECT {columns} FROM decisions WHERE {where} ORDER BY rank, seq"'
-    return ((query, "the decisions of every rank around that step"), hits)
+    return ((query, "the decisions of every rank around that step"), *hits)
 
 
 def _fact_sql(first: FirstDivergence, finding: Finding, history: History) -> str | None:

@@ -200,3 +200,15 @@ def faults(value: Any, schema: dict[str, Any], where: str) -> list[str]:
         for number, item in enumerate(value):
             found += faults(item, schema["items"], f"{where}[{number}]")
     return found
+
+
+def test_hits_are_proposed_only_where_requests_are_logged() -> None:
+    text = "0 match:r1=64\n1 match:r1=64"
+    assert check(history(text)).next == (
+        ("hicache hits PATH", "which tier served what, and why the rest was computed"),
+    )
+    without = [
+        replace(one, kinds={name: kind for name, kind in one.kinds.items() if name != "request"})
+        for one in lanes(text)
+    ]
+    assert check(without).next == ()

@@ -108,6 +108,7 @@ KINDS = (
         info=("group", "group_seq", "peer", "value"),
     ),
     Kind("adopted", "note", info=("purpose", "value")),
+    Kind("request", "note", info=("rid",)),
     Kind("wrong_page", "anomaly", info=("page_index",)),
     Kind("mispaired", "anomaly", info=("group", "group_seq", "purpose")),
     Kind("lane_state", "note", info=("state", "op")),
