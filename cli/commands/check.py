@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.errors import OK, UNREADABLE, report
+from cli.errors import OK, UNREADABLE, report, tell
 from cli.options import ExitZero, Json, Quiet, a_path
 
 if TYPE_CHECKING:
@@ -16,12 +18,39 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
+    from consensus_checker.folders import Together
     from consensus_checker.history import History
     from consensus_checker.verdict import Verdict
 
 SCHEMA_MANY = "hicache.verdicts.v1"
 # Of several folders the worst code counts: proof of trouble before what couldn't be judged.
 MILD = (OK, 4, UNREADABLE)
+NAMED_MAX = 3
+# In the place of a folder in a command, while it isn't known which folder that is.
+SOME_FOLDER = "\0"
+
+# The lines of a screen: with the whole argument, or one sentence.
+Draw = Callable[[bool, bool], "list[Text]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is judged together: a folder, several with one run, or all logs of a server.
+
+    Attributes:
+        judge: reads and judges; raises what can't be read.
+        notes: what is worth telling beside the verdict.
+    """
+
+    paths: tuple[Path, ...]
+    judge: Callable[[], tuple[Verdict, Draw]]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        shown = " + ".join(map(str, self.paths[:NAMED_MAX]))
+        more = len(self.paths) - NAMED_MAX
+        return shown if more <= 0 else f"{shown} + {more} more"
 
 
 def check(
@@ -29,7 +58,7 @@ def check(
         list[Path],
         typer.Argument(
             metavar="PATH...",
-            help="Folders with the logs of one run each.",
+            help="Folders with the logs of a run, or SGLang's server logs.",
             show_default=False,
             parser=a_path,
         ),
@@ -41,35 +70,98 @@ def check(
 ) -> int:
     """Say which rank left the others, at which call, and because of which local fact.
 
+    Folders that hold the ranks of one run, one folder a host, are judged as one. Of a server's logs, the
+    lines of SGLang's own rank consensus checker are judged.
+
     The exit code is the verdict: 0 consistent, 4 not enough to say, 10 divergence, 11-18 see the docs,
-    3 no readable log.
+    20 something is wrong, 3 no readable log.
     """
     from cli.theme import show, show_json, show_text, spinner
 
     codes: list[int] = []
     documents: list[dict[str, Any]] = []
-    for number, path in enumerate(paths):
+    cases = cases_of(paths)
+    for number, case in enumerate(cases):
         try:
-            with spinner("checking", path, quiet=quiet):
-                verdict, history = judge(path)
+            with spinner("checking", case.paths[0], quiet=quiet):
+                verdict, draw = case.judge()
         except Exception as error:
             # With several folders one that can't be read must not hide the verdict on the others.
-            if len(paths) == 1:
+            if len(cases) == 1:
                 raise
             codes.append(report(error))
-            documents.append({"path": str(path), "error": str(error)})
+            documents.append({**_where(case), "error": str(error)})
             continue
         codes.append(verdict.code)
-        documents.append({"path": str(path), **verdict.to_json()})
-        if json and len(paths) == 1:
+        documents.append({**_where(case), **verdict.to_json()})
+        for note in case.notes:
+            tell(f"note: {note}")
+        if json and len(cases) == 1:
             show_text(verdict.to_text())
         elif not json:
-            heading: list[str | Text] = [f"{path}:"] if len(paths) > 1 else []
+            heading: list[str | Text] = [f"{case.name}:"] if len(cases) > 1 else []
             space: list[str | Text] = [""] if number and not quiet else []
-            show([*space, *heading, *screen(verdict, history, full=full, quiet=quiet)])
-    if json and len(paths) > 1:
+            show([*space, *heading, *draw(full, quiet)])
+    if json and len(cases) > 1:
         show_json({"schema": SCHEMA_MANY, "code": worst(codes), "verdicts": documents})
     return OK if exit_zero else worst(codes)
+
+
+def _where(case: Case) -> dict[str, Any]:
+    paths = [str(path) for path in case.paths]
+    return {"path": paths[0], **({"paths": paths} if len(paths) > 1 else {})}
+
+
+def cases_of(paths: Sequence[Path]) -> list[Case]:
+    """What the paths stand for, in the order in which the first of each was given."""
+    from consensus_checker.folders import server_logs
+
+    logs = {path: found for path in paths if (found := server_logs(path)) is not None}
+    cases: list[tuple[int, Case]] = []
+    if logs:
+        files = [file for path in paths for file in logs.get(path, ())]
+        given = tuple(path for path in dict.fromkeys(paths) if path in logs)
+        cases.append((paths.index(given[0]), Case(given, lambda: _judge_lines(files))))
+    own = [(number, path) for number, path in enumerate(paths) if path not in logs]
+    if len(own) < 2:
+        cases += [(number, _folder(path)) for number, path in own]
+    else:
+        cases += _by_run(own)
+    return [case for _, case in sorted(cases, key=lambda entry: entry[0])]
+
+
+def _by_run(places: Sequence[tuple[int, Path]]) -> list[tuple[int, Case]]:
+    from consensus_checker.folders import together
+    from tracer.errors import TracerError
+    from tracer.log import find_logs
+
+    cases: list[tuple[int, Case]] = []
+    runs = []
+    number_of = {path: number for number, path in reversed(places)}
+    for number, path in places:
+        try:
+            runs.append((path, find_logs(path)))
+        except TracerError:
+            # Read again in its turn, for its error to be told there.
+            cases.append((number, _folder(path)))
+    for group in together(runs):
+        is_plain = len(group.places) == 1
+        number = number_of[group.places[0]]
+        cases.append((number, _folder(group.places[0], group) if is_plain else _folders(group)))
+    return cases
+
+
+def _folder(path: Path, group: Together | None = None) -> Case:
+    def judged() -> tuple[Verdict, Draw]:
+        verdict, history = judge(path) if group is None else _judge_together(group)
+        return verdict, lambda full, quiet: screen(verdict, history, full=full, quiet=quiet)
+
+    return Case((path,), judged)
+
+
+def _folders(group: Together) -> Case:
+    case = _folder(group.places[0], group)
+    return Case(tuple(group.places), case.judge, tuple(group.notes))
 
 
 def judge(path: Path) -> tuple[Verdict, History]:
@@ -86,6 +178,37 @@ def judge(path: Path) -> tuple[Verdict, History]:
     return check(history, path=shlex.quote(str(path))), history
 
 
+def _judge_together(group: Together) -> tuple[Verdict, History]:
+    """The same for folders that hold one run; commands name the one with the rank in question."""
+    from dataclasses import replace
+
+    from consensus_checker.check import check
+    from consensus_checker.history import History
+
+    history = History.of(group)
+    verdict = check(history, path=SOME_FOLDER)
+    named = (*verdict.finding.culprit, *verdict.finding.unknown, *verdict.finding.victims, 0)
+    place = shlex.quote(str(group.place_of(named[0])))
+    commands = tuple((command.replace(SOME_FOLDER, place), why) for command, why in verdict.next)
+    return replace(verdict, next=commands), history
+
+
+def _judge_lines(files: Sequence[Path]) -> tuple[Verdict, Draw]:
+    from consensus_checker.divergence_lines import argument, judge_lines, lines_screen
+
+    told = judge_lines(files)
+
+    def draw(full: bool, quiet: bool) -> list[Text]:
+        from cli.screens.verdict import coloured
+
+        if quiet:
+            return sentence(told.verdict)
+        lines = [*lines_screen(told), *(argument(told) if full else ())]
+        return coloured(lines, told.verdict.kind)
+
+    return told.verdict, draw
+
+
 def screen(verdict: Verdict, history: History, *, full: bool = False, quiet: bool = False) -> list[Text]:
     """The first screen; with `full` the argument for every finding, with `quiet` one sentence."""
     from cli.screens.verdict import coloured
@@ -93,13 +216,20 @@ def screen(verdict: Verdict, history: History, *, full: bool = False, quiet: boo
     from consensus_checker.screen import first_screen
 
     if quiet:
-        word = verdict.kind.upper().replace("_", " ")
-        return coloured([f"{word}  {verdict.finding.summary}"], verdict.kind)
+        return sentence(verdict)
     lines = first_screen(verdict, history)
     if full:
         for finding in (verdict.finding, *verdict.findings):
             lines += ["", *proof(finding, history)]
     return coloured(lines, verdict.kind)
+
+
+def sentence(verdict: Verdict) -> list[Text]:
+    """The verdict in one line."""
+    from cli.screens.verdict import coloured
+
+    word = verdict.kind.upper().replace("_", " ")
+    return coloured([f"{word}  {verdict.finding.summary}"], verdict.kind)
 
 
 def worst(codes: Sequence[int]) -> int:
