@@ -10,12 +10,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from tracer.errors import HitsError
 from tracer.log import LaneLog
 from tracer.record import MAIN_LANE
 from tracer.served import RequestHits
 
 DIGEST_CHARS = 16
+# No prompt is longer, whatever a log says, and sums of such counts have room in every table.
+COUNT_MAX = (1 << 53) - 1
 # What last happened to a page's content, by its digest.
 RESIDENT, DEMOTED, DROPPED, DROPPED_FROM_HOST = "resident", "demoted", "dropped", "dropped_from_host"
 FLUSHED = "flushed"
@@ -23,32 +27,35 @@ ABORTED = "abort"
 DECLINED = "declined_"
 
 
-@dataclass(slots=True)
-class Asked:
+class Asked(msgspec.Struct):
     """What a waiting request asked the external tier for, and what came of it.
 
     Attributes:
         spans: prefetch -> prompt tokens before the span that it asked for.
         given: prefetch -> tokens of its span that came into the tree, or were there.
-        matched_tokens: found at the last look.
         declined: why the last one was not even issued, or "".
         word: what became of the last one that was, as far as that has a word.
         is_late: its deadline ended it.
         unanswered: the one that was ended before its hit was taken over, or None.
     """
 
-    spans: dict[int, int] = field(default_factory=dict)
-    given: dict[int, int] = field(default_factory=dict)
-    matched_tokens: int = 0
+    spans: dict[int, int] = {}
+    given: dict[int, int] = {}
     declined: str = ""
     word: str = ""
     is_late: bool = False
     unanswered: int | None = None
 
 
-@dataclass(slots=True)
-class Draft:
-    """A request while its records are read; the first admission is the one that counts."""
+class Draft(msgspec.Struct, gc=False):
+    """A request while its records are read; the first admission is the one that counts.
+
+    Nothing for the collector of garbage to look at: with a million of them that is a quarter of the time.
+
+    Attributes:
+        matched_tokens: found at the last look.
+        asked: None for one that asked the external tier for nothing.
+    """
 
     rid: str
     is_received: bool = False
@@ -67,7 +74,15 @@ class Draft:
     # From its admission to its first forward: whether the host's part is loaded is told in between.
     is_load_due: bool = False
     refused: str = ""
-    asked: Asked = field(default_factory=Asked)
+    matched_tokens: int = 0
+    asked: Asked | None = None
+
+    @property
+    def asking(self) -> Asked:
+        """`asked`, from now on there."""
+        if self.asked is None:
+            self.asked = Asked()
+        return self.asked
 
 
 @dataclass(slots=True)
@@ -77,6 +92,9 @@ class Account:
     Attributes:
         hit_tokens: prefetch -> tokens of its span that every rank's store had.
         local_tokens: prefetch -> tokens of it that this rank's store had.
+        drafts: request id -> the last one that had it.
+        received: every one, in the order of their arrival.
+        reused: those whose id was received again before they had ended.
         throttled: kinds needed here of which the recorder has left records out.
         unasked: prefetches that were ended before this rank's store was asked; nobody knows what it had.
         is_whole: the log begins at its beginning; otherwise a page that was never seen may have been.
@@ -85,6 +103,8 @@ class Account:
     dp: int
     page_size_tokens: int = 0
     drafts: dict[str, Draft] = field(default_factory=dict)
+    received: list[Draft] = field(default_factory=list)
+    reused: int = 0
     fates: dict[str, str] = field(default_factory=dict)
     hit_tokens: dict[int, int] = field(default_factory=dict)
     local_tokens: dict[int, int] = field(default_factory=dict)
@@ -117,19 +137,18 @@ class Account:
             "throttle": self._throttle,
         }
         find = handlers.get
-        seq = 0
+        record: Mapping[str, Any] = {"seq": 0}
         if lane.lane == MAIN_LANE and lane.last_dropped_seq:
             self.is_whole = False
         try:
             for record in lane.records():
                 if handler := find(record["kind"]):
-                    seq = record["seq"]
                     handler(record)
         except (LookupError, TypeError, ValueError) as error:
-            raise lacking(lane, seq, error) from None
+            raise lacking(lane, record["seq"], error) from None
 
     def results(self, has_host_tier: bool) -> list[RequestHits]:
-        return [self._result(draft, has_host_tier) for draft in self.drafts.values() if draft.is_received]
+        return [self._result(draft, has_host_tier) for draft in self.received]
 
     def notes(self) -> list[str]:
         """What this replica's records lack."""
@@ -139,6 +158,9 @@ class Account:
             # Nobody knows their prompts.
             were = "1 request was" if unseen == 1 else f"{unseen:,} requests were"
             notes.append(f"{were} received before the log begins: not counted")
+        if self.reused:
+            was = "1 id was" if self.reused == 1 else f"{self.reused:,} ids were"
+            notes.append(f"{was} received again while in use: records from then on are the later request's")
         if self.throttled:
             kinds = ", ".join(sorted(self.throttled))
             notes.append(f"the recorder left records out to save time: {kinds}")
@@ -173,22 +195,28 @@ class Account:
         """
         if draft.declined:
             return DECLINED + draft.declined
-        matched, asked = draft.matched, draft.asked
+        matched = draft.matched
         if matched in NO_PAGE_MISSED:
             return matched
-        if self._is_withheld(asked, sum(draft.tiers)):
+        if draft.asked is not None and (reason := self._of_storage(draft.asked, sum(draft.tiers), matched)):
+            return reason
+        if matched == DROPPED:
+            return "not_backed_up" if has_host_tier else "evicted_device"
+        return matched
+
+    def _of_storage(self, asked: Asked, at: int, matched: str) -> str:
+        """Why the external tier did not give the page at token `at`, where it might have; else nothing."""
+        if self._is_withheld(asked, at):
             # Some logs call it a deadline whoever ended the prefetch; the poll that did knows better.
             if asked.word in ("", "terminated", "deadline"):
                 return _not_awaited(asked)
             return _declined(asked.word)
-        if self._is_unanswered(asked, sum(draft.tiers), matched):
+        if self._is_unanswered(asked, at, matched):
             return _not_awaited(asked)
         if matched == "evicted_host" and asked.declined:
             # It has been on the host, so it was sent on to the external tier, and nobody asked there.
             return _declined(asked.declined)
-        if matched == DROPPED:
-            return "not_backed_up" if has_host_tier else "evicted_device"
-        return matched
+        return ""
 
     def _is_withheld(self, asked: Asked, at: int) -> bool:
         """Whether the external tier had the page at token `at` on every rank, and did not give it.
@@ -223,7 +251,12 @@ class Account:
         if type(record["rid"]) is not str:
             raise TypeError(f"{record['rid']!r:.40} is not a request's id")
         draft = self._draft(record["rid"])
+        if draft.is_received:
+            # Whoever sends requests chooses their ids, and may choose one again.
+            self.reused += not draft.is_finished
+            draft = self.drafts[draft.rid] = Draft(draft.rid)
         draft.is_received = True
+        self.received.append(draft)
         draft.input_tokens = _count(record["input_tokens"])
         conversation = record.get("conversation")
         draft.conversation = None if conversation is None else str(conversation)
@@ -237,7 +270,7 @@ class Account:
         draft.declined = ""
         digest = record.get("miss_digest")
         found_tokens = _count(record["device_tokens"]) + _count(record["host_tokens"])
-        draft.asked.matched_tokens = found_tokens
+        draft.matched_tokens = found_tokens
         if digest is None:
             draft.matched = "unknown"
         elif digest == "":
@@ -265,17 +298,18 @@ class Account:
             draft.refused = REFUSED
         if record["verdict"] == "admitted" and not draft.is_admitted:
             draft.is_admitted = draft.is_load_due = True
-            device, host, storage = (
-                _count(record[f"{tier}_tokens"]) for tier in ("device", "host", "storage")
+            draft.tiers = (
+                _count(record["device_tokens"]),
+                _count(record["host_tokens"]),
+                _count(record["storage_tokens"]),
             )
-            draft.tiers = (device, host, storage)
 
     def _forward(self, record: Mapping[str, Any]) -> None:
         if record["mode"] == "extend":
             for rid, tokens in zip(record["rids"], record["computed_tokens"], strict=True):
                 draft = self._draft(rid)
                 if not draft.is_retracted:
-                    draft.computed += _count(tokens)
+                    draft.computed = _count(draft.computed + _count(tokens))
                 draft.is_load_due = False
 
     def _finish(self, record: Mapping[str, Any]) -> None:
@@ -301,11 +335,11 @@ class Account:
         draft = self._draft(record["rid"])
         if draft.is_admitted:
             return
-        asked, outcome = draft.asked, str(record["outcome"])
+        asked, outcome = draft.asking, str(record["outcome"])
         is_issued = outcome == "issued"
         asked.declined = "" if is_issued or outcome == "ongoing" else outcome
         if is_issued:
-            asked.spans[_count(record["op"])] = asked.matched_tokens
+            asked.spans[_count(record["op"])] = draft.matched_tokens
             asked.word, asked.is_late, asked.unanswered = "", False, _count(record["op"])
 
     def _query(self, record: Mapping[str, Any]) -> None:
@@ -316,7 +350,7 @@ class Account:
             self.unasked.add(op)
 
     def _prefetch_hit(self, record: Mapping[str, Any]) -> None:
-        op, asked = _count(record["op"]), self._draft(record["rid"]).asked
+        op, asked = _count(record["op"]), self._draft(record["rid"]).asking
         self.hit_tokens[op] = _count(record["hit_tokens"])
         if asked.unanswered == op and record["outcome"] not in ("stale", UNASKED):
             asked.unanswered = None
@@ -325,7 +359,7 @@ class Account:
     def _prefetch_poll(self, record: Mapping[str, Any]) -> None:
         draft = self._draft(record["rid"])
         if not draft.is_admitted and record["verdict"] == "end":
-            draft.asked.is_late = record.get("policy") == "timeout"
+            draft.asking.is_late = record.get("policy") == "timeout"
 
     def _prefetch_outcome(self, record: Mapping[str, Any]) -> None:
         # What the device had already is not missing, and says nothing about what is.
@@ -334,14 +368,14 @@ class Account:
     def _prefetch_insert(self, record: Mapping[str, Any]) -> None:
         self._set_fates(record.get("new_digests"), RESIDENT)
         given = _count(record["matched_tokens"]) + _count(record["loaded_tokens"])
-        self._draft(record["rid"]).asked.given[_count(record["op"])] = given
+        self._draft(record["rid"]).asking.given[_count(record["op"])] = given
         # Where it was cut short the record before has said why.
         self._tell(record, str(record["outcome"]), but_not=("loaded", "nothing_completed"))
 
     def _tell(self, record: Mapping[str, Any], word: str, *, but_not: tuple[str, ...] = ()) -> None:
         draft = self._draft(record["rid"])
         if not draft.is_admitted and word not in but_not:
-            draft.asked.word = word
+            draft.asking.word = word
 
     def _evict(self, record: Mapping[str, Any]) -> None:
         fates = self.fates
@@ -417,7 +451,7 @@ def _declined(word: str) -> str:
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value <= COUNT_MAX:
         raise TypeError(f"{value!r:.40} is not a count")
     return value
 

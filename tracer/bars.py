@@ -100,7 +100,7 @@ class Process:
         # (queue, op) or (request id,) -> what has not ended.
         self._bars: dict[tuple[Any, ...], Bar] = {}
         # Counter and series -> the value that was written last.
-        self._counts: dict[tuple[str, str], int] = {}
+        self.counts: dict[tuple[str, str], int] = {}
 
     def thread(self, name: str, sort: int | None = None) -> Thread:
         """A new row of the trace; below those before it, if nothing else is said."""
@@ -113,8 +113,8 @@ class Process:
 
     def count(self, time_ns: int, counter: tuple[str, str], value: Any) -> None:
         """A counter's series has this value from now on; anything that is no number says nothing."""
-        if type(value) is int and self._counts.get(counter) != value:
-            self._counts[counter] = value
+        if type(value) is int and self.counts.get(counter) != value:
+            self.counts[counter] = value
             self._writer.counter(self._process, time_ns, *counter, value)
 
     def move(self, time_ns: int, move: Move, record: Mapping[str, Any], around: Thread | None) -> bool:
@@ -188,7 +188,7 @@ class Process:
     def _add(self, time_ns: int, queue: str, *, enqueued: int = 0, done: int = 0) -> None:
         for series, change in (("in flight", enqueued), ("done, not acked", done)):
             counter = (f"queue {queue}", series)
-            self.count(time_ns, counter, self._counts.get(counter, 0) + change)
+            self.count(time_ns, counter, self.counts.get(counter, 0) + change)
 
     def _bar(self, name: str, sort: int) -> Bar:
         rows = self._rows.get(name)

@@ -12,8 +12,10 @@ from typing import Any, BinaryIO, Literal
 
 import msgspec
 
-# Events that are put together before they are written.
-CHUNK_EVENTS = 1024
+# Pieces of events that are put together before they are written; an event has up to five.
+CHUNK_PIECES = 4096
+# What stands before every event but the first.
+BETWEEN = b",\n"
 # Above it what an event carries is cut to what a person can read; digests of pages go into the thousands.
 ARGS_BYTES_MAX = 1024
 TEXT_MAX = 120
@@ -42,15 +44,15 @@ class Thread:
         thread = b'"tid":%d,' % tid if tid else b""
         self._place = b'"pid":%d,%b"ts":' % (rank, thread)
         # An end belongs to the slice that was begun last, and needs no name.
-        self.end_head = b'{"ph":"E",' + self._place
+        self.end_head = BETWEEN + b'{"ph":"E",' + self._place
         self._heads: dict[tuple[str, str, str], bytes] = {}
 
     def head(self, phase: str, name: str, category: str, more: bytes = b"", *, keep: bool = True) -> bytes:
-        """An event's start, up to its time; kept, for names of which there are few."""
+        """What stands before an event, and its start up to its time; kept where a name is used again."""
         found = self._heads.get((phase, name, category))
         if found is None:
-            parts = (phase.encode(), more, encode(name), encode(category), self._place)
-            found = b'{"ph":"%b",%b"name":%b,"cat":%b,%b' % parts
+            parts = (BETWEEN, phase.encode(), more, encode(name), encode(category), self._place)
+            found = b'%b{"ph":"%b",%b"name":%b,"cat":%b,%b' % parts
             if keep and len(self._heads) < HEADS_MAX:
                 self._heads[phase, name, category] = found
         return found
@@ -111,9 +113,9 @@ class ChromeWriter:
     def meta(self, rank: int, name: str, args: Mapping[str, Any], tid: int = 0) -> None:
         """What a process or thread is called, and where it stands."""
         thread = b',"tid":%d' % tid if tid else b""
-        self._add(
-            b'{"ph":"M","name":"%b","pid":%d%b,"args":%b}' % (name.encode(), rank, thread, encode(args))
-        )
+        parts = (BETWEEN, name.encode(), rank, thread, encode(args))
+        self.events += 1
+        self._chunk.append(b'%b{"ph":"M","name":"%b","pid":%d%b,"args":%b}' % parts)
 
     def close(self, other: Mapping[str, Any]) -> None:
         """End the trace, with what holds for all of it."""
@@ -125,22 +127,21 @@ class ChromeWriter:
             # Many events have the time of the one before.
             past_ns = time_ns - self._zero_ns
             self._stamped_ns, self._stamp = time_ns, b"%d.%03d" % (past_ns // 1000, past_ns % 1000)
-        if args:
-            self._add(b'%b%b,"args":%b}' % (head, self._stamp, args))
-        elif arrow:
-            self._add(b'%b%b,"id":%d}' % (head, self._stamp, arrow))
-        else:
-            self._add(b"%b%b}" % (head, self._stamp))
-
-    def _add(self, event: bytes) -> None:
         self.events += 1
-        self._chunk.append(event)
-        if len(self._chunk) >= CHUNK_EVENTS:
+        chunk = self._chunk
+        if args:
+            chunk += (head, self._stamp, b',"args":', args, b"}")
+        elif arrow:
+            chunk += (head, self._stamp, b',"id":%d}' % arrow)
+        else:
+            chunk += (head, self._stamp, b"}")
+        if len(chunk) >= CHUNK_PIECES:
             self._flush()
 
     def _flush(self) -> None:
         if self._chunk:
-            self._out.write((b"" if self._is_first else b",\n") + b",\n".join(self._chunk))
+            written = b"".join(self._chunk)
+            self._out.write(written.removeprefix(BETWEEN) if self._is_first else written)
             self._is_first = False
             self._chunk.clear()
 
@@ -155,8 +156,8 @@ def args_of(record: Mapping[str, Any]) -> bytes:
 
 def args_at_end(record: Mapping[str, Any], event: str) -> bytes:
     """What a slice's end carries of a record: its numbers under other names, for its begin has them too."""
-    args = {f"{event}_seq" if name == "seq" else name: value for name, value in record.items()}
-    args[f"{event}_step"] = args.pop("step")
+    args = dict(record)
+    args[f"{event}_seq"], args[f"{event}_step"] = args.pop("seq"), args.pop("step")
     return args_of(args)
 
 

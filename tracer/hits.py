@@ -299,7 +299,7 @@ def _prefixes(
         HitsError: no page size, or a record without a field that is needed.
     """
     pages = Pages()
-    tips: dict[tuple[int, str], tuple[str, bool]] = {}
+    tips: dict[tuple[int, str, int, int], tuple[str, bool]] = {}
     page_tokens = 0
     for dp, lanes in replicas:
         page_tokens = page_size_tokens(lanes)
@@ -313,8 +313,12 @@ def _prefixes(
             if lane.lane == MAIN_LANE:
                 paths = Paths(pages, page_tokens, is_whole=not lane.last_dropped_seq)
                 paths.read(lane)
-                tips |= {(dp, rid): tip for rid, tip in paths.tips().items()}
-    found = [tips.get((request.dp, request.rid), (None, True)) for request in chosen]
+                tips |= {(dp, *key): tip for key, tip in paths.tips().items()}
+
+    def tip_of(request: RequestHits) -> tuple[str | None, bool]:
+        return tips.get((request.dp, request.rid, request.step, request.time_ns), (None, True))
+
+    found = [tip_of(request) for request in chosen]
     notes = []
     if lost := sum(tip is None for tip, _is_end in found):
         notes.append(
@@ -328,7 +332,7 @@ def _prefixes(
         )
 
     def make_rows(requests: Sequence[RequestHits]) -> Rows:
-        with_tips = [(request, tips.get((request.dp, request.rid), (None, True))[0]) for request in requests]
+        with_tips = [(request, tip_of(request)[0]) for request in requests]
         return tuple(prefix_rows(pages, page_tokens, with_tips))
 
     return make_rows, notes

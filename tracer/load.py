@@ -36,7 +36,7 @@ COMMON_TYPES = {"seq": "BIGINT", "step": "BIGINT", "time_ns": "BIGINT", "kind": 
 
 # Fields that a header declares and that are not here become JSON. `op` is both an id (transfers, prefetches)
 # and a word (meetings), so it is loaded as text and offered as a number where it is one. A `digest` is hex or
-# a number, and is loaded as text.
+# a number, and is loaded as text, and so is a `value`, which is one.
 FIELD_TYPES = {
     "ack": "VARCHAR",
     "agreed_pages": "BIGINT",
@@ -167,6 +167,7 @@ FIELD_TYPES = {
     "total": "BIGINT",
     "tries": "BIGINT",
     "usable_tokens": "BIGINT",
+    "value": "VARCHAR",
     "verb": "VARCHAR",
     "verdict": "VARCHAR",
     "waiting_count": "BIGINT",

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import re
 import resource
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,16 +115,40 @@ def interruptibly(connection: duckdb.DuckDBPyConnection, work: Callable[[], T]) 
             done.set()
 
     worker = Thread(target=run, name="hicache query", daemon=True)
-    try:
-        worker.start()
-        done.wait()
-    except KeyboardInterrupt:
-        if worker.ident is not None and not _stopped(connection, done):
-            raise StuckError from None
-        raise
+    with noted_interrupts() as heard:
+        try:
+            worker.start()
+            # Without an end the wait could not be left: what notes an interrupt can wake nobody.
+            while not done.wait(INTERRUPT_PAUSE_SECONDS):
+                if heard:
+                    raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            if worker.ident is not None and not _stopped(connection, done):
+                raise StuckError from None
+            raise
+    if heard:
+        raise KeyboardInterrupt
     if errors:
         raise errors[0]
     return results[0]
+
+
+@contextmanager
+def noted_interrupts() -> Iterator[list[int]]:
+    """Ctrl-C as an entry of a list, however often it comes: an impatient second one must not get in between.
+
+    A connection that is left at work can't even be closed, and ends the process in an abort.
+    """
+    heard: list[int] = []
+    is_raised = callable(signal.getsignal(signal.SIGINT))
+    if not is_raised or threading.current_thread() is not threading.main_thread():
+        yield heard
+        return
+    before = signal.signal(signal.SIGINT, lambda number, _frame: heard.append(number))
+    try:
+        yield heard
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _stopped(connection: duckdb.DuckDBPyConnection, done: Event) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -39,6 +40,8 @@ BATCH_DELAY_MS = 200
 # One request may not take all of the patience that there is.
 REQUEST_TIMEOUT_S_MAX = 10.0
 POLL_S = 0.2
+# What a URL has before its host: a name and a password.
+SECRET = re.compile(r"//[^/]*@")
 # More than a condition can wait for is a wait without an end.
 TIMEOUT_S_MAX = 86_400.0
 # For the SDK's own thread to end, when it is told to.
@@ -153,15 +156,21 @@ def _send_all(sender: _Sender, origin: Origin, found: Sequence[Span]) -> None:
         sender.send(origin, span)
 
 
+def without_secret(endpoint: str) -> str:
+    """An endpoint as it may be shown."""
+    return SECRET.sub("//***@", endpoint)
+
+
 def _url(endpoint: str) -> str:
     try:
         parts = urlsplit(endpoint)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_url = False
-    if not is_url:
+    # A URL with a blank or a line break in it is a slip of whoever has pasted it, and reaches nobody.
+    if not is_url or " " in endpoint or not endpoint.isprintable():
         raise TracerError(
-            f"{endpoint!r} is no endpoint",
+            f"{without_secret(endpoint)!r} is no endpoint",
             expected="http:// or https://, a host, and a port if it is not 80 or 443",
             hint="http://localhost:4318",
         )

@@ -104,7 +104,7 @@ class Lane:
             names = declared.fields if declared is not None and self.is_main else ()
             found = self.plans[kind] = Plan(
                 str(declared.role) if declared is not None else "undeclared",
-                tuple(name for name in GAUGES if name in names),
+                tuple((name, counter) for name, counter in GAUGES.items() if name in names),
                 MOVES.get(kind, ()),
                 self.is_first and kind in LIVES,
             )
@@ -116,13 +116,13 @@ class Plan:
     """What is done with the records of one kind, beside drawing them.
 
     Attributes:
-        gauges: fields that are counters.
+        gauges: fields that are counters, each with its counter and series.
         moves: what they do to an operation.
         is_life: they change what a request is at.
     """
 
     role: str
-    gauges: tuple[str, ...]
+    gauges: tuple[tuple[str, tuple[str, str]], ...]
     moves: tuple[Move, ...]
     is_life: bool
 
@@ -209,11 +209,13 @@ class Drawing:
         if lane.is_main and record["step"] != lane.step:
             self._turn(lane, time_ns, record["step"])
         lane.last_ns = time_ns
-        if record["seq"] in lane.marks:
+        if lane.marks and record["seq"] in lane.marks:
             self._mark(lane, time_ns, lane.marks[record["seq"]])
         plan = lane.plans.get(kind) or lane.plan_of(kind)
-        for gauge in plan.gauges:
-            lane.rank.count(time_ns, GAUGES[gauge], record.get(gauge))
+        for gauge, counter in plan.gauges:
+            # Asked here first: most records say what the one before has said.
+            if (value := record.get(gauge)) != lane.rank.counts.get(counter):
+                lane.rank.count(time_ns, counter, value)
         if phase in CALLS:
             self._call(lane, time_ns, kind, record)
         elif phase in RETURNS:

@@ -75,10 +75,12 @@ class _Prompt:
         tip: its deepest page that is known, at `depth`.
         matched: the page at which its last match ended, and the pages up to there; None: not known.
         pages: whole pages of the prompt.
+        key: what it is known by: its id, which may be used again, and when it was received.
     """
 
     namespace: str
     pages: int
+    key: tuple[str, int, int] = ("", 0, 0)
     tip: str | None = ROOT
     depth: int = 0
     matched: tuple[str | None, int] = (ROOT, 0)
@@ -90,6 +92,8 @@ class Paths:
 
     Attributes:
         is_whole: the log begins at its beginning; else pages may be there that it has not named.
+        prompts: request id -> the last one that had it.
+        received: every one.
         ends: node -> its last page.
         spans: prefetch -> its request, and the pages before its span.
     """
@@ -98,6 +102,7 @@ class Paths:
     page_tokens: int
     is_whole: bool = True
     prompts: dict[str, _Prompt] = field(default_factory=dict)
+    received: list[_Prompt] = field(default_factory=list)
     ends: dict[int, str] = field(default_factory=dict)
     inserting: dict[str, int] = field(default_factory=dict)
     spans: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -125,18 +130,19 @@ class Paths:
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise lacking(lane, seq, error) from None
 
-    def tips(self) -> dict[str, tuple[str, bool]]:
-        """Request -> the last page of its prompt that is known, and whether it is the last one.
+    def tips(self) -> dict[tuple[str, int, int], tuple[str, bool]]:
+        """Id, step and time of a request -> the last page of its prompt that is known, and whether it is the
+        last one.
 
         Without those whose path is not known up to the root.
         """
-        found: dict[str, tuple[str, bool]] = {}
+        found: dict[tuple[str, int, int], tuple[str, bool]] = {}
         # Whether the way up from a page ends at the root.
         whole: dict[str, bool] = {ROOT: True}
-        for rid, prompt in self.prompts.items():
+        for prompt in self.received:
             tip = None if prompt.tip is None else self.pages.up_to(prompt.tip, prompt.pages)
             if tip is not None and self._is_whole(tip, whole):
-                found[rid] = tip, prompt.depth >= prompt.pages
+                found[prompt.key] = tip, prompt.depth >= prompt.pages
         return found
 
     def _is_whole(self, tip: str, whole: dict[str, bool]) -> bool:
@@ -151,7 +157,10 @@ class Paths:
 
     def _request(self, record: Mapping[str, Any]) -> None:
         pages = record["input_tokens"] // self.page_tokens
-        self.prompts[record["rid"]] = _Prompt(record.get("namespace") or "", pages)
+        rid = record["rid"]
+        key = rid, record["step"], record["time_ns"]
+        prompt = self.prompts[rid] = _Prompt(record.get("namespace") or "", pages, key)
+        self.received.append(prompt)
 
     def _match(self, record: Mapping[str, Any]) -> None:
         prompt = self.prompts.get(record["rid"])

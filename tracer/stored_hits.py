@@ -13,8 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tracer.errors import HitsError
+from tracer.errors import HitsError, StoreError
 from tracer.hits import UNTIERED, Hits, Rows, grouped_by
+from tracer.load import REQUEST_TYPES
 from tracer.served import TIERS, RequestHits
 from tracer.trace_store import TraceStore, open_store
 
@@ -24,6 +25,11 @@ ODD = (
     "OR NOT is_finished"
 )
 COLUMNS = RequestHits.__struct_fields__
+# What a row of a store that is whole never is.
+COUNTS = ("input_tokens", *TIERS, "computed", UNTIERED)
+NO_COUNT = " OR ".join(f"{name} < 0" for name in COUNTS)
+MAY_BE_NULL = [name for name, kind in RequestHits.__annotations__.items() if "None" in kind]
+NO_VALUE = " OR ".join(f"{name} IS NULL" for name in COLUMNS if name not in MAY_BE_NULL)
 PLAIN = ("rid", "input_tokens", *TIERS, "computed", "reason")
 # Rows that are one text: the fewer values come out of the database, the faster.
 ROWS_A_TEXT = 20_000
@@ -140,12 +146,41 @@ def stored_hits(
     if store.facts.hits_problem:
         store.close()
         raise HitsError(f"{path} has no hits: {store.facts.hits_problem}")
+    try:
+        _demand_hits(store, path)
+    except BaseException:
+        store.close()
+        raise
     limits = [f"step >= {since:d}"] if since is not None else []
     limits += [f"step <= {until:d}"] if until is not None else []
     found = StoredHits(store, " AND ".join(limits) or "true")
     if by == "request":
         return found, store
     return _by(by, found._requests(), found.limits), store
+
+
+def _demand_hits(store: TraceStore, path: Path) -> None:
+    """Whoever has kept it, every row must be one that can be counted.
+
+    Raises:
+        StoreError: columns are missing or of other types, or rows lack what they must have.
+    """
+    try:
+        with store.answer(f"SELECT {', '.join(COLUMNS)}, number FROM hits LIMIT 0") as answer:
+            types = dict(zip(answer.columns, answer.types, strict=True))
+        wrong = [name for name, kind in {**REQUEST_TYPES, "number": "BIGINT"}.items() if types[name] != kind]
+        why = f"{wrong[0]} is {types[wrong[0]]}" if wrong else ""
+        if not wrong:
+            ((rows, spoilt),) = store.query(
+                f"SELECT count(*), count(*) FILTER ({NO_COUNT} OR {NO_VALUE}) FROM hits"
+            ).rows
+            why = f"{spoilt:,} of {rows:,} rows lack a count or a name" if spoilt else ""
+    except StoreError as error:
+        why = error.what.removeprefix("the query failed: ")
+    if why:
+        raise StoreError(
+            f"its hits are not as this tool keeps them: {why}", where=str(path), hint="the logs themselves"
+        )
 
 
 def _by(by: str, requests: Iterable[RequestHits], limits: Sequence[str]) -> Hits:

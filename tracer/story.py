@@ -17,6 +17,8 @@ from tracer.hits import leaders, page_size_tokens
 from tracer.log import LaneLog, Run
 
 Fields = Mapping[str, Any]
+# What is told of a record from which nothing can be told.
+LACKING = "a record that lacks some of its fields"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class _Teller:
             try:
                 text = self._sentence(record)
             except (LookupError, TypeError, ValueError, AttributeError):
-                text = "a record that lacks some of its fields"
+                text = LACKING
             if text:
                 yield StoryLine(record["step"], record["time_ns"], record["kind"], text, record)
             if record.get("rid") == self.rid and record.get("verdict") == "admitted":

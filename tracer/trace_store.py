@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -179,8 +179,11 @@ class TraceStore:
     def _select(self, sql: str) -> duckdb.Statement:
         """The one statement in `sql`, which reads."""
         try:
+            sql.encode()
             statements = self._connection.extract_statements(sql)
-        except (duckdb.Error, UnicodeError) as error:
+        except UnicodeError:
+            raise StoreError("the query is no text in UTF-8", where=_short(sql)) from None
+        except duckdb.Error as error:
             raise self._refusal(error, sql) from None
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             found = ", ".join(statement.type.name for statement in statements) or "nothing"
@@ -568,7 +571,12 @@ def _attached(
         return int(found[0]) if found else 0
 
     try:
-        records = interruptibly(connection, attach)
+        try:
+            records = interruptibly(connection, attach)
+        except duckdb.OutOfMemoryException:
+            raise
+        except duckdb.Error as error:
+            raise _unlike_an_export(error, export, links) from None
         if records != facts.records:
             raise StoreError(
                 f"the export holds {records:,} records, its facts say {facts.records:,}",
@@ -583,6 +591,19 @@ def _attached(
     return connection, facts
 
 
+def _unlike_an_export(error: duckdb.Error, export: Export, links: Mapping[str, Sequence[str]]) -> StoreError:
+    """A file that is damaged, or lacks a column; it is known by its own name."""
+    why = _first_line(error)
+    for name, each in links.items():
+        for link_path, path in zip(each, export.files[name], strict=True):
+            why = why.replace(link_path, str(path))
+    return StoreError(
+        f"the export can't be read: {why}",
+        where=str(export.files[HITS][0].parent.parent.parent),
+        hint="export again",
+    )
+
+
 def _parquet(paths: Sequence[str], partition: str = "") -> str:
     """Files as a table; a partition is a whole number that their path names."""
     listed = ", ".join(map(quoted, paths))
@@ -591,9 +612,14 @@ def _parquet(paths: Sequence[str], partition: str = "") -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    return _printable(next(iter(str(error).splitlines()), type(error).__name__))
 
 
 def _short(sql: str) -> str:
-    line = " ".join(sql.split())
+    line = _printable(" ".join(sql.split()))
     return line if len(line) <= 120 else line[:117] + "..."
+
+
+def _printable(text: str) -> str:
+    """What the logs or a query say in an error can't move the cursor."""
+    return "".join(char if char.isprintable() else " " for char in text)

@@ -18,43 +18,49 @@ FROM lanes GROUP BY rank ORDER BY rank;
 
 -- One request, as the first rank of its replica saw it (tp, cp and pp 0). The tokens by tier are those of its
 -- first admission; what it computes again after a retraction is not counted.
+-- An id that is received again is another request, and what is told of it from then on is that one's.
 CREATE VIEW requests AS
 WITH own AS (SELECT * FROM records WHERE pp = 0 AND cp = 0 AND tp = 0),
 received AS (
-    SELECT dp, rid, any_value(rank) AS rank, any_value(lane) AS lane, arg_min(conversation, seq) AS conversation, arg_min(input_tokens, seq) AS input_tokens,
-           arg_min(arrival_ms, seq) AS arrival_ms, arg_min(priority, seq) AS priority,
-           arg_min(namespace, seq) AS namespace, min(step) AS receive_step, min(time_ns) AS receive_ns,
-           min(seq) AS seq
-    FROM own WHERE kind = 'request' GROUP BY dp, rid),
+    SELECT dp, rid, rank, lane, conversation, input_tokens, arrival_ms, priority, namespace, step AS receive_step,
+           time_ns AS receive_ns, seq,
+           lead(seq, 1, 9223372036854775807) OVER (PARTITION BY dp, rid ORDER BY seq) AS next_seq
+    FROM own WHERE kind = 'request'),
+life AS (SELECT dp, rid, seq AS own_seq, next_seq FROM received),
 admitted AS (
-    SELECT dp, rid, arg_min(device_tokens, seq) AS device_tokens, arg_min(host_tokens, seq) AS host_tokens,
+    SELECT dp, own_seq, arg_min(device_tokens, seq) AS device_tokens, arg_min(host_tokens, seq) AS host_tokens,
            arg_min(storage_tokens, seq) AS storage_tokens, min(step) AS admit_step, min(time_ns) AS admit_ns
-    FROM own WHERE kind = 'admit' AND verdict = 'admitted' GROUP BY dp, rid),
+    FROM own JOIN life USING (dp, rid)
+    WHERE kind = 'admit' AND verdict = 'admitted' AND seq > own_seq AND seq < next_seq GROUP BY dp, own_seq),
 retracted AS (
-    SELECT dp, rid, count(*) AS retractions, min(seq) AS retract_seq
-    FROM own WHERE kind = 'retract' GROUP BY dp, rid),
+    SELECT dp, own_seq, count(*) AS retractions, min(seq) AS retract_seq
+    FROM own JOIN life USING (dp, rid)
+    WHERE kind = 'retract' AND seq > own_seq AND seq < next_seq GROUP BY dp, own_seq),
 computed AS (
-    SELECT dp, rid, count(*) AS prefills, sum(extended.tokens)::BIGINT AS computed_tokens
+    SELECT dp, own_seq, count(*) AS prefills, sum(extended.tokens)::BIGINT AS computed_tokens
     FROM (SELECT dp, seq, unnest(rids) AS rid, unnest(computed_tokens) AS tokens
           FROM own WHERE kind = 'forward' AND mode = 'extend') AS extended
-    LEFT JOIN retracted USING (dp, rid)
-    WHERE retract_seq IS NULL OR extended.seq < retract_seq GROUP BY dp, rid),
+    JOIN life USING (dp, rid) LEFT JOIN retracted USING (dp, own_seq)
+    WHERE seq > own_seq AND seq < next_seq AND (retract_seq IS NULL OR seq < retract_seq) GROUP BY dp, own_seq),
 aborted AS (
-    SELECT dp, rid, min(step) AS abort_step, arg_min(place, seq) AS abort_place
-    FROM own WHERE kind = 'abort' AND place <> '' GROUP BY dp, rid),
+    SELECT dp, own_seq, min(step) AS abort_step, arg_min(place, seq) AS abort_place
+    FROM own JOIN life USING (dp, rid)
+    WHERE kind = 'abort' AND place <> '' AND seq > own_seq AND seq < next_seq GROUP BY dp, own_seq),
 finished AS (
-    SELECT dp, rid, arg_max(output_tokens, seq) AS output_tokens, arg_max(reason, seq) AS finish_reason,
+    SELECT dp, own_seq, arg_max(output_tokens, seq) AS output_tokens, arg_max(reason, seq) AS finish_reason,
            max(step) AS finish_step, max(time_ns) AS finish_ns
-    FROM own WHERE kind = 'finish' GROUP BY dp, rid)
-SELECT dp, rank, lane, seq, rid, conversation, input_tokens, output_tokens,
+    FROM own JOIN life USING (dp, rid)
+    WHERE kind = 'finish' AND seq > own_seq AND seq < next_seq GROUP BY dp, own_seq)
+SELECT dp, rank, lane, received.seq, rid, conversation, input_tokens, output_tokens,
        device_tokens, host_tokens, storage_tokens, coalesce(computed_tokens, 0) AS computed_tokens,
        receive_step, admit_step, finish_step, admit_step - receive_step AS wait_steps,
        receive_ns, admit_ns, finish_ns, admit_ns - receive_ns AS wait_ns, arrival_ms, finish_reason,
        priority, namespace, coalesce(prefills, 0) AS prefills, coalesce(retractions, 0) AS retractions,
        abort_step, abort_place
-FROM received LEFT JOIN admitted USING (dp, rid) LEFT JOIN computed USING (dp, rid)
-LEFT JOIN retracted USING (dp, rid) LEFT JOIN aborted USING (dp, rid) LEFT JOIN finished USING (dp, rid)
-ORDER BY dp, seq;
+FROM (SELECT *, seq AS own_seq FROM received) AS received
+LEFT JOIN admitted USING (dp, own_seq) LEFT JOIN computed USING (dp, own_seq) LEFT JOIN retracted USING (dp, own_seq)
+LEFT JOIN aborted USING (dp, own_seq) LEFT JOIN finished USING (dp, own_seq)
+ORDER BY dp, received.seq;
 
 -- One walk of the tree for a request, on one rank: before a prefetch (submit) or for admission (admit).
 CREATE VIEW matches AS

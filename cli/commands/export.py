@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import math
 import os
-import re
 import shlex
 import signal
 import sys
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
 
 import typer
 
-from cli.errors import INTERRUPTED, OK, UNREADABLE, USAGE, CliError, asked_by, tell
+from cli.errors import INTERRUPTED, OK, TERMINATED, UNREADABLE, USAGE, CliError, asked_by, tell
 from cli.options import Json, Logs, Quiet, a_path, one_of
 
 if TYPE_CHECKING:
@@ -33,8 +32,6 @@ SCHEMA = "hicache.export.v1"
 STREAMS, FOLDERS = ("perfetto", "otlp", "prometheus"), ("parquet", "fr-json")
 FORMATS = ("perfetto", "otlp", "parquet", "fr-json", "prometheus")
 STDOUT = Path("-")
-# What a URL has before its host: a name and a password.
-SECRET = re.compile(r"//[^/]*@")
 TIMEOUT_S = 10.0
 GZIP_LEVEL = 6
 
@@ -126,16 +123,18 @@ def export(
         raise CliError("export needs a place to write to", hint=f"--out {example(to)}")
     refuse(out, to, overwrite=overwrite, json=json)
     from cli.screens.export import reading, result
+    from cli.sigterm import ending_on_sigterm
     from cli.theme import show_json
     from tracer.log import find_logs
 
     with asked_by(again("--to", to, "--out", out)):
+        refuse_kept(path)
         run = find_logs(path)
     if len(run.run_ids) > 1:
         what = f"{path} holds {len(run.run_ids)} runs: {', '.join(run.run_ids)}"
         raise CliError(what, code=UNREADABLE, hint="one folder a run")
     try:
-        with reading("exporting", quiet=quiet) as progress:
+        with ending_on_sigterm(), reading("exporting", quiet=quiet) as progress:
             found = write(run, to, out, overwrite=overwrite, progress=progress)
     except BrokenPipeError:
         # Whoever read stdout has seen enough; what is left of it in our buffers goes nowhere.
@@ -149,6 +148,18 @@ def export(
     else:
         tell(result(found))
     return OK
+
+
+def refuse_kept(path: Path) -> None:
+    """What was kept of a run has no log in it any more.
+
+    Raises:
+        CliError: it is a kept database or an export.
+    """
+    from tracer.kept import is_kept
+
+    if is_kept(path):
+        raise CliError(f"export needs a run's logs, and {path} is an export or a database of them")
 
 
 def again(*words: object) -> str:
@@ -310,16 +321,19 @@ def send(path: Path, endpoint: str, *, follow: bool, timeout_s: float, json: boo
     from cli.screens.export import reading, sent
     from cli.theme import show_json
     from tracer.errors import LogError, TracerError
-    from tracer.otel_live import export_live
+    from tracer.otel_live import export_live, without_secret
 
-    stop, shown = Event(), SECRET.sub("//***@", endpoint)
-    # A run that is followed may have no end: then Ctrl-C is how one stops, and what was read is still sent.
+    stop, shown = Event(), without_secret(endpoint)
+    heard: list[int] = []
+    # A run that is followed may have no end: then Ctrl-C or SIGTERM is how one stops, and what was read is
+    # still sent.
     try:
         with (
             asked_by(again("--to", "otlp", "--endpoint", endpoint)),
             reading("sending", quiet=quiet) as progress,
-            interrupt_sets(stop) if follow else nullcontext(),
+            signals_set(stop, heard) if follow else nullcontext(),
         ):
+            refuse_kept(path)
             found = export_live(
                 path, endpoint, follow=follow, timeout_s=timeout_s, stop=stop, progress=progress
             )
@@ -335,8 +349,8 @@ def send(path: Path, endpoint: str, *, follow: bool, timeout_s: float, json: boo
         show_json(live_document(shown, found))
     else:
         tell(sent(shown, found))
-    if stop.is_set():
-        return INTERRUPTED
+    if heard:
+        return TERMINATED if heard[0] == signal.SIGTERM else INTERRUPTED
     return USAGE if found.dropped else OK
 
 
@@ -354,16 +368,18 @@ def live_document(endpoint: str, found: LiveCount) -> dict[str, Any]:
 
 
 @contextmanager
-def interrupt_sets(stop: Event) -> Iterator[None]:
-    """The first Ctrl-C asks to stop, the second one stops."""
+def signals_set(stop: Event, heard: list[int]) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM asks to stop, the second one stops; `heard` has which came first."""
 
-    def interrupt(_number: int, _frame: object) -> None:
+    def interrupt(number: int, _frame: object) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
+        heard.append(number)
         stop.set()
 
-    before = signal.signal(signal.SIGINT, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

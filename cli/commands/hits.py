@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.errors import CliError, asked_by
+from cli.errors import CliError, asked_by, tell
 from cli.options import Json, Logs, Quiet, one_of
 
 if TYPE_CHECKING:
     from tracer.hits import Hits
+    from tracer.log import Run
 
 SCHEMA_WHY = "hicache.why.v1"
 
@@ -55,12 +56,13 @@ def hits(
     if rid is not None and by == "prefix":
         raise CliError("--rid and --by prefix exclude each other", expected="a prefix is shared by several")
     from cli.screens.hits import in_one_line, tables
+    from cli.sigterm import ending_on_sigterm
     from cli.theme import show, show_parts, spinner, width
     from tracer.hits import document_parts
 
     if why is not None:
         return tell_story(path, why, is_json=json, is_quiet=quiet)
-    with ExitStack() as opened:
+    with ending_on_sigterm(), ExitStack() as opened:
         with spinner("reading", path, quiet=quiet):
             found = count(path, by, since, until, opened)
             if rid is not None:
@@ -85,7 +87,6 @@ def count(path: Path, by: str | None, since: int | None, until: int | None, open
     from tracer.hits import hits as count_hits
     from tracer.importers.foreign import find_foreign, foreign_hits, holds_own_logs, unknown
     from tracer.kept import is_kept
-    from tracer.log import find_logs
     from tracer.places import demand_there
 
     with asked_by("hicache hits {}"):
@@ -96,7 +97,7 @@ def count(path: Path, by: str | None, since: int | None, until: int | None, open
         if foreign is None:
             if path.is_file() and not holds_own_logs(path):
                 raise unknown(path)
-            run = find_logs(path)
+            run = logs_or_nothing(path)
             return count_hits(run, by=by or GROUPINGS[0], since=since, until=until)
     reader, files, notes = foreign
     if since is not None or until is not None:
@@ -108,6 +109,27 @@ def count(path: Path, by: str | None, since: int | None, until: int | None, open
             f"--by {by}: {reader.FORMAT} does not tell that", expected=" or ".join(imported.groupings)
         )
     return foreign_hits(imported, by=by, notes=notes)
+
+
+def logs_or_nothing(path: Path) -> Run:
+    """The logs at a path; where there are none, neither here nor below, other files are what is wrong.
+
+    Raises:
+        TracerError: there are none.
+    """
+    from tracer.errors import ElsewhereError, LogError
+    from tracer.importers.foreign import holds_own_logs, unknown
+    from tracer.importers.sniff import files_at
+    from tracer.log import find_logs
+
+    try:
+        return find_logs(path)
+    except ElsewhereError:
+        raise
+    except LogError:
+        if path.is_dir() and not holds_own_logs(path) and files_at(path):
+            raise unknown(path) from None
+        raise
 
 
 def of_store(path: Path, by: str | None, since: int | None, until: int | None, opened: ExitStack) -> Hits:
@@ -147,8 +169,11 @@ def tell_story(path: Path, rid: str, *, is_json: bool, is_quiet: bool) -> int:
             )
         run = find_logs(path)
     with spinner("reading", path, quiet=is_quiet):
-        row = only(count_hits(run), rid, path).rows[0]
+        rows = only(count_hits(run), rid, path).rows
+        row = rows[0]
         lines = tell_why(run, rid)
+    if len(rows) > 1 and not is_quiet:
+        tell(f"note: {len(rows):,} requests have had this id; told is the first")
     if is_json:
         moments = [
             {"step": line.step, "time_ns": line.time_ns, "kind": line.kind, "text": line.text}
@@ -184,11 +209,12 @@ def only(found: Hits, rid: str, path: Path) -> Hits:
     Raises:
         CliError: it is not among them.
     """
+    from cli.screens.table import printable
     from cli.theme import command_line
 
     narrowed = found.narrowed(rid)
     if not narrowed.requests:
-        examples = ", ".join(found.first_rids(3))
+        examples = printable(", ".join(found.first_rids(3)))
         raise CliError(
             f"no request {rid} among the {found.request_count} counted in {path}",
             expected=f"{examples}, ..." if examples else "",

@@ -109,7 +109,10 @@ def query(
     if shape == "parquet" and out is None:
         raise CliError("--format parquet writes a file", hint="--out rows.parquet")
     asked = "" if schema or is_only_kept else statement(sql, name)
+    asks_hits = "hits" in asked.casefold()
     from cli.output import refuse_unwritable
+    from cli.screens.table import printable
+    from cli.sigterm import ending_on_sigterm
     from cli.theme import spinner
     from tracer.trace_store import open_store
 
@@ -117,13 +120,16 @@ def query(
         refuse_unwritable(out)
     if db is not None:
         refuse_to_keep(path, db, out)
-    with ExitStack() as stack:
+    with ending_on_sigterm(), ExitStack() as stack:
         with spinner("loading", path, quiet=quiet), asked_by("hicache query {} --schema"):
             store = stack.enter_context(
-                open_store(path, run_id=run_id, keep=db, with_hits=schema or "hits" in asked.casefold())
+                open_store(path, run_id=run_id, keep=db, with_hits=schema or asks_hits)
             )
-        for note in () if quiet else store.notes:
-            tell(f"note: {note}")
+        notes = list(store.notes)
+        if asks_hits and store.facts.hits_problem:
+            notes.append(f"hits has no rows: {store.facts.hits_problem}")
+        for note in () if quiet else notes:
+            tell(f"note: {printable(note)}")
         if is_only_kept:
             return 0
         if schema:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from cli.screens.table import GAP, count, counted, percent, table
+from cli.screens.table import GAP, count, counted, percent, printable, table
 from cli.theme import GOOD, WIDTH, headline, paragraph
 
 if TYPE_CHECKING:
@@ -144,11 +144,10 @@ def _is_shown(name: str, hits: Hits, rows: Sequence[Mapping[str, Any]]) -> bool:
 
 def _notes(hits: Hits) -> list[Text]:
     """What limits the numbers."""
-    lines = [line for note in hits.notes for line in paragraph("note", note)]
+    lines = [line for note in hits.notes for line in paragraph("note", printable(note))]
     for each in hits.unaccounted[:3]:
-        lines += paragraph(
-            "note", f"{each.rid}: {each.accounted_tokens} of {each.input_tokens} prompt tokens accounted for"
-        )
+        parts = f"{each.accounted_tokens} of {each.input_tokens} prompt tokens accounted for"
+        lines += paragraph("note", f"{printable(each.rid)}: {parts}")
     more = len(hits.unaccounted) - 3
     if more > 0:
         lines += paragraph("note", f"and {count(more)} more whose tokens do not add up; --json has them")
@@ -157,7 +156,7 @@ def _notes(hits: Hits) -> list[Text]:
 
 def story(row: Mapping[str, Any], lines: Sequence[StoryLine]) -> list[Text]:
     """One request across the tiers; a run of decode steps is one line."""
-    told = headline(row["rid"], _parts(row), GOOD)
+    told = headline(printable(row["rid"]), _parts(row), GOOD)
     told += [*paragraph("reason", _why(row)), Text("")]
     rows: list[tuple[Any, str, str]] = []
     for is_decode, group in groupby(lines, key=_is_decode):
@@ -171,14 +170,14 @@ def story(row: Mapping[str, Any], lines: Sequence[StoryLine]) -> list[Text]:
 
 
 def story_in_one_line(row: Mapping[str, Any]) -> list[Text]:
-    return [Text.assemble((row["rid"], GOOD), f"  {_parts(row)}; {_why(row)}")]
+    return [Text.assemble((printable(row["rid"]), GOOD), f"  {_parts(row)}; {_why(row)}")]
 
 
 def _parts(row: Mapping[str, Any]) -> str:
     parts = ", ".join(f"{count(row[part])} {part}" for part in ("device", "host", "storage", "computed"))
     told = f"{count(row['input_tokens'])} prompt tokens: {parts}"
     if row["unplaced"]:
-        told += f", {count(row['unplaced'])} of no tier ({row['unplaced_reason'].replace('_', ' ')})"
+        told += f", {count(row['unplaced'])} of no tier ({_words(row['unplaced_reason'])})"
     return told
 
 
@@ -186,8 +185,12 @@ def _why(row: Mapping[str, Any]) -> str:
     """Why the first computed page was not a hit, or why there was none."""
     reason = row["reason"]
     if reason is not None:
-        return f"{reason}: {meaning(reason)}"
-    return f"nothing was computed: {(row['unplaced_reason'] or 'never_admitted').replace('_', ' ')}"
+        return f"{printable(reason)}: {meaning(reason)}"
+    return f"nothing was computed: {_words(row['unplaced_reason'] or 'never_admitted')}"
+
+
+def _words(text: str) -> str:
+    return printable(text.replace("_", " "))
 
 
 def _wrapped(rows: Sequence[tuple[Any, str, str]]) -> Iterator[tuple[Any, str, str]]:
@@ -203,15 +206,20 @@ def _wrapped(rows: Sequence[tuple[Any, str, str]]) -> Iterator[tuple[Any, str, s
 
 
 def _is_decode(line: StoryLine) -> bool:
-    return line.kind in ("batch", "forward") and line.record.get("mode") == "decode"
+    from tracer.story import LACKING
+
+    return line.kind in ("batch", "forward") and line.record.get("mode") == "decode" and line.text != LACKING
 
 
 def _decoded(lines: Sequence[StoryLine], rid: str) -> int:
     """Tokens of its answer that these decode steps gave the request."""
-    forwards = [
-        line.record for line in lines if line.kind == "forward" and rid in line.record.get("rids", ())
-    ]
-    return sum(record["computed_tokens"][record["rids"].index(rid)] for record in forwards)
+    total = 0
+    for line in lines:
+        rids, tokens = line.record.get("rids"), line.record.get("computed_tokens")
+        if line.kind == "forward" and isinstance(rids, list) and isinstance(tokens, list) and rid in rids:
+            own = tokens[rids.index(rid) :][:1]
+            total += sum(number for number in own if type(number) is int)
+    return total
 
 
 def _explained(hits: Hits) -> list[Text]:
@@ -227,7 +235,7 @@ def _explained(hits: Hits) -> list[Text]:
     beside = max(20, *(len(reason) + GAP for reason in found)) if found else 0
     for reason in found:
         first, *rest = wrap(meaning(reason), WIDTH - GAP - beside) or [""]
-        lines.append(Text(" " * GAP + reason.ljust(beside) + first))
+        lines.append(Text(" " * GAP + printable(reason).ljust(beside) + first))
         lines += [Text(" " * (GAP + beside) + line) for line in rest]
     return lines
 
@@ -235,9 +243,8 @@ def _explained(hits: Hits) -> list[Text]:
 def meaning(reason: str) -> str:
     """A reason in words; one that this version doesn't know is its own explanation."""
     if reason not in REASONS and reason.startswith(DECLINED):
-        why = reason.removeprefix(DECLINED).replace("_", " ")
-        return f"not brought up from a lower tier: {why}"
-    return REASONS.get(reason, reason.replace("_", " "))
+        return f"not brought up from a lower tier: {_words(reason.removeprefix(DECLINED))}"
+    return REASONS.get(reason, _words(reason))
 
 
 def _cell(name: str, row: Mapping[str, Any], hits: Hits) -> Any:

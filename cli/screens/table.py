@@ -65,10 +65,10 @@ class Column:
     __slots__ = ("cells", "is_numeric", "name", "width")
 
     def __init__(self, name: str, cells: list[str], is_numeric: bool, cell_max: int) -> None:
-        self.name = name
+        self.name = printable(name)
         self.cells = cells
         self.is_numeric = is_numeric
-        self.width = min(cell_max, max(len(name), *map(len, cells), 0))
+        self.width = min(cell_max, max(len(self.name), *map(len, cells), 0))
 
     @property
     def is_constant(self) -> bool:
@@ -83,7 +83,12 @@ def cell_text(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, list | tuple):
         return "[" + ", ".join(cell_text(item) for item in value) + "]"
-    return "".join(char if char.isprintable() else " " for char in str(value))
+    return printable(str(value))
+
+
+def printable(text: str) -> str:
+    """Somebody else's text, of which nothing can move the cursor or turn a line around."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
 
 
 def count(value: int) -> str:

@@ -900,3 +900,52 @@ def test_a_story_tells_of_prefetch_chunks_abort_and_retraction(tmp_path: Path) -
         "aborted (waiting)",
         "finished (abort) after 1 token",
     ]
+
+
+TWICE = [
+    *(
+        request("r0", 128, step=1),
+        match("r0", A),
+        admit("r0"),
+        insert("r0", A),
+        forward(r0=128),
+        finish("r0"),
+    ),
+    *(request("r0", 192, step=5), match("r0", B, device=64, hit_digest=A), admit("r0", device=64)),
+    *(forward(r0=128), finish("r0")),
+]
+
+
+def test_an_id_that_is_used_again_is_another_request(tmp_path: Path) -> None:
+    found = analyse(tmp_path, TWICE, config=PAGES)
+    parts = [[row[name] for name in ("rid", "input_tokens", "device", "computed")] for row in found.rows]
+    assert parts == [["r0", 128, 0, 128], ["r0", 192, 64, 128]]
+    assert (found.unaccounted, found.notes) == ((), ())
+
+
+def test_an_id_that_is_used_again_too_early_is_noted(tmp_path: Path) -> None:
+    found = analyse(
+        tmp_path, [request("r0", 100), admit("r0"), request("r0", 64), forward(r0=64), finish("r0")]
+    )
+    assert [row["input_tokens"] for row in found.rows] == [100, 64]
+    assert found.notes[0].startswith("1 id was received again while in use")
+
+
+def test_a_request_whose_id_is_used_again_has_its_own_prefix(tmp_path: Path) -> None:
+    (row,) = analyse(tmp_path, TWICE, config=PAGES, by="prefix").rows
+    assert [row[name] for name in ("prefix", "tokens", "requests", "device", "computed")] == [
+        A,
+        64,
+        2,
+        64,
+        64,
+    ]
+
+
+@pytest.mark.parametrize("tokens", [2**53, 2**63, 10**30])
+def test_a_count_that_no_table_has_room_for_is_named(tokens: int, tmp_path: Path) -> None:
+    with pytest.raises(HitsError, match=rf"record 1 .*{tokens} is not a count"):
+        analyse(tmp_path, [request("r0", tokens)])
+    parts = [forward(r1=2**53 - 1)] * 2
+    with pytest.raises(HitsError, match=r"record 2 .* is not a count"):
+        analyse(tmp_path, parts)

@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 from tests.support.logs import write_lane
 from tests.tracer.test_hits import A, aborted, admit, finish, forward, match, refused, request
 from tracer import stored_hits as module
-from tracer.errors import HitsError
+from tracer.errors import HitsError, StoreError
 from tracer.hits import Hits, document_parts, hits
 from tracer.log import Run, find_logs
 from tracer.parquet import export_parquet
 from tracer.stored_hits import stored_hits
+from tracer.trace_store import open_store
 
 # Served, refused, aborted in both places, still waiting, and one whose parts are not its prompt.
 RECORDS: list[dict[str, Any]] = [
@@ -89,3 +91,38 @@ def test_steps_choose_the_arrivals_that_count(limits: dict[str, int], kept: tupl
 def test_prefixes_are_not_kept(kept: tuple[Run, Path]) -> None:
     with pytest.raises(HitsError, match="can't group by prefix"):
         stored_hits(kept[1], by="prefix")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("ALTER TABLE hits ALTER input_tokens TYPE VARCHAR", "input_tokens is VARCHAR"),
+        ("ALTER TABLE hits ALTER is_aborted TYPE VARCHAR", "is_aborted is VARCHAR"),
+        ("ALTER TABLE hits DROP device", 'Binder Error: Referenced column "device" not found'),
+        ("DROP TABLE hits", "Catalog Error: Table with name hits does not exist"),
+        ("UPDATE hits SET device = NULL WHERE rid = 'r0'", "1 of 7 rows lack a count or a name"),
+        ("UPDATE hits SET rid = NULL", "7 of 7 rows lack a count or a name"),
+        ("UPDATE hits SET computed = -1", "7 of 7 rows lack a count or a name"),
+    ],
+)
+@pytest.mark.parametrize("by", ["request", "tier", "time"])
+def test_hits_that_nobody_can_have_kept_are_refused(
+    change: str, told: str, by: str, kept: tuple[Run, Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "run.duckdb"
+    open_store(kept[0], keep=path).close()
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(change)
+    with pytest.raises(StoreError) as refused:
+        stored_hits(path, by=by)
+    assert refused.value.what.startswith(f"its hits are not as this tool keeps them: {told}")
+    assert refused.value.where == str(path)
+
+
+def test_a_log_with_a_count_that_is_none_is_kept_without_its_hits(tmp_path: Path) -> None:
+    run = find_logs(write_lane(tmp_path / "logs", [request("r0", 2**63)]).parent)
+    export_parquet(run, tmp_path / "export")
+    with open_store(tmp_path / "export") as opened:
+        assert opened.query("SELECT count(*) FROM records").rows == ((1,),)
+    with pytest.raises(HitsError, match="has no hits: record 1 lacks a count"):
+        stored_hits(tmp_path / "export")

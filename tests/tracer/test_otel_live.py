@@ -157,7 +157,11 @@ def test_following_finds_the_spans_of_a_finished_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["", "localhost:4318", "ftp://host", "http://", "http://h:99999", "http://[", "file:///x"]
+    "endpoint",
+    [
+        *("", "localhost:4318", "ftp://host", "http://", "http://h:99999", "http://[", "file:///x"),
+        *("http://a b", "http://host:4318/\n", "http://host/\udcff"),
+    ],
 )
 def test_what_is_no_url_is_refused(tmp_path: Path, endpoint: str) -> None:
     with pytest.raises(TracerError, match="is no endpoint") as raised:

@@ -231,9 +231,12 @@ def test_a_link_among_the_files_is_not_followed(export: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"x" * 1000])
 def test_a_damaged_file_is_one_clear_error(export: Path, content: bytes) -> None:
-    (export / "records" / "run_id=run-a" / "rank=1" / "records.parquet").write_bytes(content)
-    with pytest.raises(StoreError, match="can't be loaded"):
+    path = export / "records" / "run_id=run-a" / "rank=1" / "records.parquet"
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match="the export can't be read") as refused:
         open_store(export)
+    assert f"'{path}'" in refused.value.what
+    assert (refused.value.where, refused.value.hint) == (str(export), "export again")
 
 
 def test_files_with_other_columns_are_one_clear_error(export: Path) -> None:
@@ -242,7 +245,7 @@ def test_files_with_other_columns_are_one_clear_error(export: Path) -> None:
         with duckdb.connect(":memory:") as connection:
             connection.execute(f"COPY (SELECT 1 AS a) TO '{each}' (FORMAT parquet)")
     assert path.exists()
-    with pytest.raises(StoreError, match="can't be loaded"):
+    with pytest.raises(StoreError, match="the export can't be read: Binder Error"):
         open_store(export)
 
 

@@ -680,3 +680,30 @@ def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
 def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LogError, match="no logs in"):
         open_store(tmp_path)
+
+
+def test_an_id_that_is_used_again_is_another_request_with_its_own_numbers(tmp_path: Path) -> None:
+    def life(tokens: int, device: int, step: int) -> list[dict[str, Any]]:
+        found = {"device_tokens": device, "host_tokens": 0, "storage_tokens": 0}
+        computed = {"rids": ["r0"], "computed_tokens": [tokens - device]}
+        own: list[dict[str, Any]] = [
+            {"kind": "request", "rid": "r0", "input_tokens": tokens},
+            {"kind": "admit", "rid": "r0", "verdict": "admitted", **found},
+            {"kind": "forward", "mode": "extend", **computed},
+            {"kind": "retract", "rid": "r0", "output_tokens": 1, "pages": 1},
+            {"kind": "forward", "mode": "extend", **computed},
+            {"kind": "abort", "rid": "r0", "place": "running"},
+            {"kind": "finish", "rid": "r0", "reason": "abort", "output_tokens": step},
+        ]
+        return [{"step": step + at, **record} for at, record in enumerate(own)]
+
+    kinds = [kind for kind in KINDS_OF_RUNTIME if kind.name in ("request", "admit", "forward", "finish")]
+    kinds += [kind for kind in KINDS_OF_RUNTIME if kind.name in ("retract", "abort")]
+    write_lane(tmp_path, [*life(128, 0, 10), *life(192, 64, 20)], kinds=kinds)
+    columns = "input_tokens, device_tokens, computed_tokens, receive_step, finish_step, output_tokens, "
+    columns += "prefills, retractions, abort_step, abort_place"
+    with open_store(tmp_path) as opened:
+        assert opened.query(f"SELECT {columns} FROM requests").rows == (
+            (128, 0, 128, 10, 16, 10, 1, 1, 15, "running"),
+            (192, 64, 128, 20, 26, 20, 1, 1, 25, "running"),
+        )

@@ -59,8 +59,9 @@ def holds_own_logs(place: Path) -> bool:
 
 
 def unknown(place: Path) -> HitsError:
-    """What to say of a file that nobody knows."""
-    return HitsError(f"{place} is nothing that hits can read", expected=READABLE)
+    """What to say of a file that nobody knows, or of a folder with such files alone."""
+    told = f"{place} has no file" if place.is_dir() else f"{place} is nothing"
+    return HitsError(f"{told} that hits can read", expected=READABLE)
 
 
 def find_foreign(place: Path) -> tuple[Format, tuple[File, ...], tuple[str, ...]] | None:

@@ -148,8 +148,8 @@ class Tally:
 
     def unknown(self, keys: Sequence[str], rows: int = 1) -> None:
         for key in keys:
-            # Somebody else's text; long enough to be told by.
-            short = key[:KEY_CHARS_MAX]
+            # Long enough to be told by.
+            short = printable(key[:KEY_CHARS_MAX])
             self.unknown_keys[short] = self.unknown_keys.get(short, 0) + rows
 
     def source(self, format_name: str, *, notes: Sequence[str] = (), **more: Any) -> Source:
@@ -164,6 +164,12 @@ class Tally:
         )
 
 
+def printable(text: str) -> str:
+    """Somebody else's text, whatever it is made of: keys of a file, and names of files."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else STRANGE for char in text)
+
+
+STRANGE = "\N{REPLACEMENT CHARACTER}"
 KEY_CHARS_MAX = 40
 UNKNOWN_KEPT_MAX = 100
 
@@ -208,14 +214,14 @@ def files_at(place: Path) -> list[File]:
         HitsError: the folder can't be listed.
     """
     if not place.is_dir():
-        return [File(place, place.name)]
+        return [File(place, printable(place.name))]
     try:
         with os.scandir(place) as found:
             entries = sorted(entry.name for entry in islice(found, FILES_MAX))
     except OSError as error:
         raise HitsError(f"{place} can't be listed: {error.strerror}") from None
     visible = [place / name for name in entries if not name.startswith(".")]
-    return [File(path, path.name) for path in visible if _is_regular(path)]
+    return [File(path, printable(path.name)) for path in visible if _is_regular(path)]
 
 
 def _is_regular(path: Path) -> bool:

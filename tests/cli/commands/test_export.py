@@ -399,16 +399,31 @@ def test_a_collector_that_is_not_there_is_an_error(tmp_path: Path, hicache: Hica
     assert "did not reach http://127.0.0.1:9" in said.err
 
 
+@pytest.mark.parametrize(
+    "words", [["--to", "perfetto", "-o", "x"], ["--to", "otlp", "--endpoint", "http://a"]]
+)
+def test_what_was_kept_has_no_logs_to_export(words: list[str], tmp_path: Path, hicache: Hicache) -> None:
+    small(tmp_path / "run")
+    assert hicache("export", tmp_path / "run", "--to", "parquet", "-o", tmp_path / "kept").code == 0
+    said = hicache("export", tmp_path / "kept", *words)
+    assert (said.code, said.out) == (2, "")
+    assert f"export needs a run's logs, and {tmp_path / 'kept'} is an export" in said.err
+
+
 def test_a_password_in_an_endpoint_is_not_shown(tmp_path: Path, hicache: Hicache) -> None:
     two_calls(tmp_path / "run")
+    said = hicache("export", tmp_path / "run", "--to", "otlp", "--endpoint", "http://me:secret@host:99999")
+    assert "'http://***@host:99999' is no endpoint" in said.err
+    assert "secret" not in said.err
     words = ("export", tmp_path / "run", "--to", "otlp", "--timeout", "0.1")
     said = hicache(*words, "--endpoint", "http://me:secret@127.0.0.1:9")
     assert "did not reach http://***@127.0.0.1:9\n" in said.err
     assert "secret" not in said.err
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_following_ends_with_an_interrupt_and_what_was_read_is_sent(
-    tmp_path: Path, collector: Server
+    number: int, code: int, tmp_path: Path, collector: Server
 ) -> None:
     two_calls(tmp_path / "run", outcome=None)
     program = [sys.executable, "-m", "cli.app", "export", str(tmp_path / "run"), "--to", "otlp"]
@@ -419,9 +434,9 @@ def test_following_ends_with_an_interrupt_and_what_was_read_is_sent(
     with process:
         try:
             assert collector.has_come.wait(60)
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             assert process.stderr is not None
             said = process.stderr.read().decode()
-            assert (process.wait(60), said.splitlines()[-1][:7]) == (130, "sent 2 "), said
+            assert (process.wait(60), said.splitlines()[-1][:7]) == (code, "sent 2 "), said
         finally:
             process.kill()

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cli.conftest import Hicache
 from tests.support.golden import assert_golden
-from tests.support.logs import write_run
+from tests.support.logs import write_lane, write_run
 from tracer.hits import hits
 from tracer.log import find_logs
 from tracer.record import Kind
@@ -180,3 +180,13 @@ def test_a_folder_of_runs_suggests_this_command(inside: Path, hicache: Hicache) 
     assert hicache("hits", ".").err.endswith("try       hicache hits hung\n")
     assert hicache("hits", "twin/run.json").err.endswith("try       hicache hits twin\n")
     assert hicache("query", ".", "SELECT 1").err.endswith("try       hicache query hung --schema\n")
+
+
+def test_a_story_with_records_that_make_no_sense_is_told(tmp_path: Path, hicache: Hicache) -> None:
+    strange = [{"kind": "forward", "mode": "decode", "rids": 7, "computed_tokens": [1]}] * 3
+    silent = [{"kind": "forward", "mode": "decode", "rids": ["r1", "r0"]} for _ in range(2)]
+    short = {"kind": "forward", "mode": "decode", "rids": ["r1", "r0"], "computed_tokens": [5, 1]}
+    request = {"kind": "request", "rid": "r0", "input_tokens": 10}
+    said = hicache("hits", write_lane(tmp_path, [request, *strange, *silent, short]), "--why", "r0")
+    assert (said.code, said.out.count("a record that lacks some of its fields")) == (0, 3)
+    assert "1 token decoded" in said.out

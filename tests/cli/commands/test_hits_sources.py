@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Hicache
+from tests.support.logs import write_lane
 from tests.tracer.importers import canaries as sample
 from tests.tracer.importers.canaries import CANARIES, write
 
@@ -240,3 +241,52 @@ def test_what_was_kept_has_no_pages_and_no_stories(
     said = hicache("hits", kept[name], *words)
     assert (said.code, said.out) == (2, "")
     assert "needs a run's logs, and" in said.err
+
+
+HOSTILE = "k\x1b[31m\r\N{RIGHT-TO-LEFT OVERRIDE}"
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [sample.metrics(HOSTILE, 10, 20, **{HOSTILE: 1})],
+        [sample.finished(HOSTILE, 10, 20).replace('"obj"', json.dumps(HOSTILE))],
+        [sample.benchmark(cache_report=sample.REPORT, **{HOSTILE: 1})],
+        [sample.prefill(1, 2, more="\x1b[31m\x07: 3, ")],
+        [{**sample.lookup(HOSTILE, [1], 1), HOSTILE: 1}],
+    ],
+)
+@pytest.mark.parametrize("words", [[], ["--by", "tier"], ["--rid", "nope"], ["--rid", HOSTILE]])
+def test_nothing_in_a_file_or_its_name_moves_the_cursor(
+    words: list[str], rows: list[Any], tmp_path: Path, hicache: Hicache
+) -> None:
+    said = hicache("hits", write(tmp_path / HOSTILE, *rows), *words)
+    told = (said.out + said.err).replace(str(tmp_path / HOSTILE), "").replace(f"request {HOSTILE} ", "")
+    assert [line for line in told.splitlines() if not line.isprintable()] == []
+    assert "internal" not in said.err
+
+
+def test_a_rid_of_a_log_does_not_move_the_cursor(tmp_path: Path, hicache: Hicache) -> None:
+    records = [{"kind": "request", "rid": HOSTILE, "input_tokens": 10}]
+    path = write_lane(tmp_path, records)
+    for words in ([], ["--why", HOSTILE], ["--why", HOSTILE, "--quiet"], ["--by", "reason"]):
+        said = hicache("hits", path, *words)
+        assert said.code == 0
+        assert [line for line in said.out.splitlines() if not line.isprintable()] == []
+
+
+def test_a_key_and_a_name_that_are_no_unicode_are_told_all_the_same(tmp_path: Path, hicache: Hicache) -> None:
+    text = sample.benchmark(cache_report=sample.REPORT).replace('"tag"', '"\\ud800"')
+    path = write(tmp_path / "\udcff.json", text)
+    document = json.loads(hicache("hits", path, "--by", "tier", "--json").out)
+    assert document["source"]["unknown_keys"] == {"\N{REPLACEMENT CHARACTER}": 1}
+    assert document["source"]["files"][0]["file"] == "\N{REPLACEMENT CHARACTER}.json"
+
+
+def test_a_folder_of_files_that_nobody_knows_says_what_can_be_read(tmp_path: Path, hicache: Hicache) -> None:
+    (tmp_path / "notes.txt").write_text("hello\n")
+    said = hicache("hits", tmp_path)
+    assert said.code == 3
+    assert said.err.startswith(
+        f"error: {tmp_path} has no file that hits can read\n  expected  a run's logs, "
+    )

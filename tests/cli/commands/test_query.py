@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -217,6 +218,11 @@ def test_schema_names_every_view_with_its_columns(inside: Path, hicache: Hicache
         ("SELECT 1; SELECT 2", "one SELECT can be run"),
         ("DROP TABLE records", "one SELECT can be run"),
         ("FROM read_csv('/etc/passwd')", "nothing else: no file, network or setting"),
+        ("SELECT '\udcff'", "the query is no text in UTF-8"),
+        (
+            "SELECT error('a' || chr(27) || '[31m' || chr(13))",
+            "the query failed: Invalid Input Error: a [31m",
+        ),
     ],
 )
 def test_a_query_that_is_wrong_or_forbidden_is_code_2(
@@ -226,6 +232,7 @@ def test_a_query_that_is_wrong_or_forbidden_is_code_2(
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.startswith("error: ")
     assert said in ended.err.splitlines()[0]
+    assert [line for line in ended.err.split("\n") if not line.isprintable()] == []
 
 
 @pytest.mark.parametrize("words", [[], ["hung"], ["hung", "SELECT 1", "--name", "lanes_cut"]], ids=str)
@@ -297,6 +304,24 @@ def test_ctrl_c_ends_a_query_that_would_not_end(
     assert process.returncode == 130
     assert "Traceback" not in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_sigterm_ends_a_query_and_leaves_nothing_behind(kept: Path, tmp_path: Path) -> None:
+    """A database of large logs is gigabytes, and nobody would look for it."""
+    database, folder = tmp_path / "run.duckdb", tmp_path / "tmp"
+    folder.mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, "query", str(kept / "hung"), ENDLESS, "--db", str(database)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(folder)},
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "asking\n"
+        process.terminate()
+        said = process.stderr.read()
+    assert (process.returncode, said.splitlines()[-1:]) == (143, ["stopped by SIGTERM"])
+    assert (list(folder.iterdir()), sorted(tmp_path.iterdir())) == ([], [database, folder])
 
 
 def test_a_table_shows_the_first_rows_and_says_how_many_there_are(inside: Path, hicache: Hicache) -> None:
@@ -417,3 +442,13 @@ def test_options_that_do_not_go_together_are_refused(
     said = hicache("query", "twin", *words)
     assert (said.code, said.out) == (2, "")
     assert not (inside / "x").exists()
+
+
+def test_hits_that_could_not_be_counted_are_no_silent_nothing(tmp_path: Path, hicache: Hicache) -> None:
+    path = write_lane(tmp_path / "run", [{"kind": "request", "rid": "r0", "input_tokens": -1}]).parent
+    assert hicache("query", path, "--db", tmp_path / "run.duckdb").code == 0
+    for each in (path, tmp_path / "run.duckdb"):
+        said = hicache("query", each, "FROM hits", "--json")
+        assert (said.code, said.out) == (0, "[]\n")
+        assert "note: hits has no rows: record 1 lacks a count or field" in said.err
+    assert hicache("query", path, "SELECT 1").err == ""

@@ -47,3 +47,7 @@ def test_the_last_column_is_cut_and_those_behind_it_are_named() -> None:
 
 def test_one_column_always_stays() -> None:
     assert lines(["text"], [["a" * 30]], width=10) == ["text", "aaaaaaaa.."]
+
+
+def test_no_name_of_a_column_moves_the_cursor() -> None:
+    assert lines(["a\nb\x1b[31m"], [[1]]) == ["a b [31m", "       1"]
