@@ -28,6 +28,8 @@ from tracer.served import TIERS, RequestHits, Source
 SCHEMA = "hicache.hits.v1"
 TIME_BUCKETS_MAX = 20
 # Replicas without a log that are named; a header may claim a million.
+# The kind that begins a request: other logs may have kinds of the same names, and other fields.
+REQUEST = "request"
 MISSING_NAMED_MAX = 3
 # Rows of `--by tier` that are there only when there is something in them: cached, and the source does not say
 # where; neither cached nor computed.
@@ -242,7 +244,16 @@ def hits(run: Run, *, by: str = "request", since: int | None = None, until: int 
     for dp, lanes in replicas:
         account = Account(dp, page_size_tokens(lanes))
         for lane in lanes:
-            account.read(lane)
+            try:
+                account.read(lane)
+            except HitsError:
+                if REQUEST in lane.kinds or "admit" not in lane.kinds:
+                    raise
+                raise HitsError(
+                    f"the logs in {run.path} know no requests",
+                    expected=f"a header with the kind {REQUEST}, as docs/log_format.md has it",
+                    hint=f"hicache check {run.path}",
+                ) from None
             notes += [note for note in (lane.begin, lane.cut, lane.loss, *damage(lane)) if note]
         requests += account.results(_has_host_tier(lanes, account))
         notes += account.notes()

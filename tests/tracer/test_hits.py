@@ -13,6 +13,7 @@ from tests.support.logs import line, lines, write_lane, write_run
 from tracer.errors import HitsError
 from tracer.hits import Hits, hits
 from tracer.log import find_logs
+from tracer.record import Kind
 from tracer.story import why
 
 A, B = "a" * 16, "b" * 16
@@ -949,3 +950,10 @@ def test_a_count_that_no_table_has_room_for_is_named(tokens: int, tmp_path: Path
     parts = [forward(r1=2**53 - 1)] * 2
     with pytest.raises(HitsError, match=r"record 2 .* is not a count"):
         analyse(tmp_path, parts)
+
+
+def test_logs_of_other_calls_of_the_same_names_know_no_requests(tmp_path: Path) -> None:
+    kinds = [Kind("admit", "decision", agree=("tp",), compared=("rid",))]
+    write_run(tmp_path, {0: [{"kind": "admit", "phase": "call", "rid": "r0"}]}, kinds=kinds)
+    with pytest.raises(HitsError, match="know no requests"):
+        hits(find_logs(tmp_path))
