@@ -19,7 +19,7 @@ from cli.errors import CliError
 LOCK_NAME = ".hicache.lock"
 OWN_FILE = re.compile(
     r"rank\d{4,}\.[A-Za-z0-9_-]+\.\d{3,}\.jsonl(?:\.gz(?:\.tmp)?)?|rank\d{4,}\.meta\.json|run\.json|"
-    + re.escape(LOCK_NAME)
+    r"rank\d{4,}\.[A-Za-z0-9_-]+\.checkpoints|" + re.escape(LOCK_NAME)
 )
 # A file system that knows no locks: two runs at once are then nobody's to see.
 NO_LOCKS = (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK)

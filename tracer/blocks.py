@@ -12,8 +12,10 @@ files too, and never looks into a line.
 from __future__ import annotations
 
 import errno
+import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -25,6 +27,11 @@ from tracer.sinks import allow_open_files
 
 # Large enough that a block's fixed costs vanish, small enough that its records stay in the cache.
 BLOCK_BYTES = 64 * 1024
+# Threads that verify blocks; larger files than any that a recorder writes are read a piece at a time, and a
+# full block ends so close to its limit.
+VERIFIERS = 2
+SEGMENT_BYTES_MAX = 1 << 25
+FULL_BYTES = 4096
 LINE_BYTES_MAX = 16 * 1024 * 1024
 GZIP = b"\x1f\x8b"
 _BEGIN = b'\n{"kind":"block",'
@@ -95,17 +102,19 @@ def last_line(path: Path, bytes_max: int) -> bytes:
     return lines[-1] if lines else b""
 
 
-def pieces(path: Path, *, is_blocked: bool = True) -> Iterator[Piece]:
+def pieces(path: Path, *, is_blocked: bool = True, start: int = 0) -> Iterator[Piece]:
     """The file from its start, in pieces of whole lines.
 
     Args:
         is_blocked: its writer wrote block lines; without them nothing has to be kept back to be checked.
+        start: byte at which a block begins, in a file that is not compressed.
     """
     kept_max = LINE_BYTES_MAX + 2 * BLOCK_BYTES if is_blocked else BLOCK_BYTES
     rest = bytearray()
     damage = ""
     searched = 0
     with opened(path) as file:
+        file.seek(start)
         for chunk in _chunks(file):
             if isinstance(chunk, DamagedError):
                 damage = damage or str(chunk)
@@ -128,11 +137,27 @@ def pieces(path: Path, *, is_blocked: bool = True) -> Iterator[Piece]:
         yield from _unchecked(bytes(rest), damage)
 
 
+def block_start(path: Path, end: int) -> int:
+    """Where the block begins that byte `end` of an uncompressed file is in."""
+    with opened(path) as file:
+        while True:
+            # Most blocks are no longer; the line that ends the one before stands in front of them.
+            start = max(0, end - 2 * BLOCK_BYTES)
+            data = os.pread(file.fileno(), end - start, start)
+            at = data.rfind(_BEGIN)
+            if at >= 0 and (line := data.find(b"\n", at + 1)) >= 0:
+                return start + line + 1
+            if not start:
+                return 0
+            end = start + len(_BEGIN)
+
+
 def _chunks(file: FileIO) -> Iterator[bytes | DamagedError]:
+    is_start = not file.tell()
     start = file.read(BLOCK_BYTES)
     # Even where the very first bytes are spoilt a name tells; what is compressed never begins like a line.
     is_named = str(file.name).endswith(PACKED) and not start.startswith(b"{")
-    if start[: len(GZIP)] == GZIP or is_named:
+    if is_start and (start[: len(GZIP)] == GZIP or is_named):
         file.seek(0)
         yield from unpacked(file)
         return
@@ -174,3 +199,54 @@ def _unchecked(data: bytes, damage: str) -> Iterator[Piece]:
             return
         yield Piece(data[start:end])
         start = end
+
+
+def all_blocks_are_sound(paths: Iterable[Path]) -> bool:
+    """Whether every block of these files is what its checksum says, up to the end of those that were closed.
+
+    Lines that are under no checksum, at the end of a file that was not closed, are not looked at.
+    """
+    # The checksum lets go of the interpreter while it is made.
+    with ThreadPoolExecutor(VERIFIERS) as pool:
+        found = pool.map(_is_sound, paths)
+        return all(found)
+
+
+def _is_sound(path: Path) -> bool:
+    try:
+        if _is_plainly_sound(path):
+            return True
+        is_checked, last = True, b""
+        for piece in pieces(path):
+            if piece.damage:
+                return False
+            is_checked = piece.is_checked
+            last = piece.data
+        # A file that was closed ends with a block line; one that was not, with zero bytes.
+        return is_checked or last.endswith(b"\0")
+    except OSError:
+        return False
+
+
+def _is_plainly_sound(path: Path) -> bool:
+    """Whether the file is blocks with their checksums and nothing else: most are, and this is soon seen."""
+    with opened(path) as file:
+        data = file.readall() if os.fstat(file.fileno()).st_size <= SEGMENT_BYTES_MAX else b""
+    lines = memoryview(data)
+    start = 0
+    while start < len(data):
+        # Most blocks are full, so that they end not far in front of this.
+        at = data.find(_BEGIN, start + BLOCK_BYTES - FULL_BYTES, start + BLOCK_BYTES + FULL_BYTES)
+        at = at if at >= 0 else data.find(_BEGIN, start)
+        end = data.find(b"\n", at + 1) + 1
+        if at < 0 or not end:
+            return False
+        try:
+            seal = _SEAL.decode(data[at + 1 : end])
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return False
+        own = lines[start : at + 1]
+        if seal.bytes != len(own) or f"{zlib.crc32(own):08x}" != seal.crc32:
+            return False
+        start = end
+    return bool(data)

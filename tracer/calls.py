@@ -22,7 +22,17 @@ from functools import update_wrapper
 from threading import get_ident
 from typing import Any, TypeVar
 
-from tracer.emitters import NAMES, Setting, Shape, bind_code, indented, line_class, record_code
+from tracer.emitters import (
+    CALL_FILE,
+    NAMES,
+    Setting,
+    Shape,
+    bind_code,
+    indented,
+    line_class,
+    marks_code,
+    record_code,
+)
 from tracer.record import Kind
 from tracer.tracer import Tracer
 
@@ -36,7 +46,7 @@ if _gate or _ident() != _thread:
     if _gate and _gate[0] and _ident() == _thread:
         _dropped[{name!r}] += 2
     return {awaited}_function({arguments})
-{call}try:
+{call}{marks}try:
     result = {awaited}_function({arguments})
 except BaseException as _raised:
     _error_type = _type(_raised).__name__
@@ -50,10 +60,12 @@ if _gate and _gate[0]:
     _dropped[{name!r}] += 1
 else:
 {record}"""
+# A call without an outcome: from here on nobody can tell how many records stand before a checkpoint.
+UNLINKED = "    _tracer.is_countable = False\n"
 # Names of the generated code's own: a parameter that has one of them would be taken for it.
 OWN_NAME = re.compile(
-    r"_(tracer|encode|write|window|clock|look|look_into|drop|dropped|gate|link|links|links_max|full|function"
-    r"|thread|ident|type|len|raw|start|end|buffer|line|error|raised|error_type|t\d+_\d+|[cf]\d+)"
+    r"_(tracer|encode|write|window|clock|look|look_into|drop|dropped|gate|link|links|links_max|full|wider|function"
+    r"|thread|ident|type|len|raw|start|end|buffer|line|error|raised|error_type|t\d+_\d+|[cf]\d+|(wide|mark)_\d+)"
     r"|_(v|Line|count|default)_.*"
 )
 # They would make another function of the one that they stand in, or change its parameters.
@@ -104,10 +116,14 @@ def _wrapped(
     signature = inspect.signature(function)
     if taken := [name for name in signature.parameters if OWN_NAME.fullmatch(name)]:
         raise ValueError(f"kind {kind.name}: parameters {taken} have names of the recorder's own")
-    code = _code(function, signature, shapes, tracer.setting)
+    setting = tracer.setting_of(kind)
+    code = _code(function, signature, shapes, setting)
     namespace: dict[str, Any] = {}
-    exec(compile(code, f"<traced {kind.name}>", "exec"), _globals(function), namespace)
-    counts = [tracer.count_of(kind)] * len(shapes) if tracer.setting.is_counted else []
+    exec(compile(code, f"{CALL_FILE}{kind.name}>", "exec"), _globals(function), namespace)
+    counts = [tracer.count_of(kind)] * len(shapes) if setting.is_counted else []
+    tracer.links_calls(
+        kind, [shape.phase for shape in shapes[1:]], is_async=inspect.iscoroutinefunction(function)
+    )
     defaults = [
         parameter.default
         for parameter in signature.parameters.values()
@@ -152,7 +168,7 @@ def _with_call(outcome: Shape, call: Shape) -> Shape:
     """The same, linked together with its call."""
     if outcome.linked is None or call.linked is None:
         return outcome
-    return replace(outcome, linked=(*call.linked, *outcome.linked))
+    return replace(outcome, linked=(*call.linked, *outcome.linked), is_outcome=True)
 
 
 def _globals(function: Callable[..., Any]) -> dict[str, Any]:
@@ -164,8 +180,9 @@ def _code(
     function: Callable[..., Any], signature: inspect.Signature, shapes: Sequence[Shape], setting: Setting
 ) -> str:
     is_async = inspect.iscoroutinefunction(function)
-    parameters, arguments, cells = _parameters(signature)
+    parameters, arguments, cells = signature_code(signature)
     awaited = "await " if is_async else ""
+    is_linked = shapes[1].linked is not None
     codes = [record_code(shape, at, setting) for at, shape in enumerate(shapes)]
     codes[1:] = [OUTCOME.format(name=shapes[0].name, record=indented(code, 4)) for code in codes[1:]]
     body = BODY.format(
@@ -173,7 +190,8 @@ def _code(
         call=codes[0],
         awaited=awaited,
         arguments=arguments,
-        raised=indented(codes[2], 4) if len(codes) > 2 else "",
+        marks=marks_code(setting) if is_linked else "",
+        raised=indented(codes[2], 4) if len(codes) > 2 else UNLINKED if is_linked else "",
         returned=codes[1],
     )
     name = "wrapper"
@@ -188,8 +206,12 @@ def _code(
     )
 
 
-def _parameters(signature: inspect.Signature) -> tuple[str, str, list[str]]:
-    """The same parameters, the arguments that pass them on, and a cell for each default."""
+def signature_code(signature: inspect.Signature, cell: str = "_default_") -> tuple[str, str, list[str]]:
+    """The same parameters, the arguments that pass them on, and a cell for each default.
+
+    Args:
+        cell: what the names of those cells begin with.
+    """
     kinds = inspect.Parameter
     parameters: list[str] = []
     arguments: list[str] = []
@@ -221,8 +243,8 @@ def _parameters(signature: inspect.Signature) -> tuple[str, str, list[str]]:
         if parameter.default is kinds.empty:
             parameters.append(name)
         else:
-            cells.append(f"_default_{name}")
-            parameters.append(f"{name}=_default_{name}")
+            cells.append(f"{cell}{name}")
+            parameters.append(f"{name}={cell}{name}")
     if has_positional_only:
         parameters.append("/")
     return ", ".join(parameters), ", ".join(arguments), cells

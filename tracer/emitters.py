@@ -8,8 +8,9 @@ cells: keyword arguments, a loop over fields, or a dictionary would cost more th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 from keyword import iskeyword
@@ -22,6 +23,8 @@ from tracer.record import COMMON
 # Sets are missing on purpose: msgspec would write one in an order that differs between processes.
 PLAIN = frozenset({int, str, bool, float, type(None)})
 
+# What the code of a recorded call gives as its file.
+CALL_FILE = "<traced "
 # What is written behind the values, where the sink has no window of its own.
 WRITE = """\
     _write(_line)
@@ -70,6 +73,7 @@ class Shape:
         linked: variables whose values ranks must agree on, for the next checkpoint; None: it adds nothing.
             Those of a call go with its result, so that the two are one link.
         computed: variable -> the expression that it is given before anything else.
+        is_outcome: it ends a call that is linked with it; where that began, `marks_code` keeps.
     """
 
     name: str
@@ -78,6 +82,7 @@ class Shape:
     values: tuple[str, ...]
     linked: tuple[str, ...] | None
     computed: tuple[tuple[str, str], ...] = ()
+    is_outcome: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +90,22 @@ class Setting:
     """What the generated code depends on besides its records.
 
     Attributes:
-        is_counted: records are counted by kind, because old ones are dropped.
+        is_counted: records are counted by kind, because old ones are dropped or a checker must see each.
         has_window: lines are stored straight into the sink's file.
         has_steps: checkpoints are made at the end of steps.
+        wider: chains that are wider than the kind's own.
     """
 
     is_counted: bool
     has_window: bool
     has_steps: bool
+    wider: int = 0
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """How many links each chain has among which a link has its place: wider ones so far, its own here."""
+        wide = (f"_wide_{number}" for number in range(self.wider))
+        return (*(f"{chain}.count + _len({chain}.links)" for chain in wide), "_len(_links)")
 
 
 def record_code(shape: Shape, at: int, setting: Setting) -> str:
@@ -105,7 +118,7 @@ def record_code(shape: Shape, at: int, setting: Setting) -> str:
     linked = set(values if shape.linked is None else shape.linked)
     after = COUNT.format(at=at) if setting.is_counted else ""
     if shape.linked is not None:
-        key = ", ".join([repr(shape.name), repr(shape.phase), *shape.linked])
+        key = ", ".join([repr(shape.name), repr(shape.phase), *shape.linked, *_place(shape, setting)])
         after += LINK.format(key=key, is_flat=f"_f0 and _f{at}" if at else "_f0")
         after += "" if setting.has_steps else FULL
     return RECORD.format(
@@ -121,6 +134,23 @@ def record_code(shape: Shape, at: int, setting: Setting) -> str:
         store=STORE if setting.has_window else WRITE,
         after=after,
     )
+
+
+def _place(shape: Shape, setting: Setting) -> list[str]:
+    """Expressions for where a link stands: without them another order could have the same links.
+
+    Behind how many links of wider chains; and of a call, how many of each chain have come since it began.
+    """
+    heads = setting.heads
+    place = list(heads[:-1])
+    if shape.is_outcome:
+        place += [f"{head} - _mark_{number}" for number, head in enumerate(heads)]
+    return place
+
+
+def marks_code(setting: Setting) -> str:
+    """Statements that keep where a call begins, for the link of its outcome."""
+    return "".join(f"_mark_{number} = {head}\n" for number, head in enumerate(setting.heads))
 
 
 def look(values: Sequence[Any], linked: Sequence[int]) -> tuple[tuple[int, ...], bool]:
@@ -181,11 +211,25 @@ def found_cells(at: int) -> list[str]:
 
 def line_class(shape: Shape) -> type[msgspec.Struct]:
     """The class of a shape's lines. Building and encoding one takes half the time of a dictionary."""
-    for field in shape.fields:
-        is_usable = field.isidentifier() and not iskeyword(field) and not field.startswith("_")
-        assert is_usable, f"kind {shape.name}: field {field!r} can't be a parameter"
     own = ["phase", *shape.fields] if shape.phase else list(shape.fields)
-    return msgspec.defstruct("Line", [(field, Any) for field in (*COMMON, *own)], gc=False)
+    attributes = {field: field if is_variable(field) else f"field_{at}_" for at, field in enumerate(own)}
+    renamed = {attribute: field for field, attribute in attributes.items() if attribute != field}
+    names = [*COMMON, *attributes.values()]
+    return msgspec.defstruct("Line", [(name, Any) for name in names], rename=renamed, gc=False)
+
+
+def is_variable(field: str) -> bool:
+    """Whether generated code may have a parameter of that name."""
+    return field.isidentifier() and not iskeyword(field) and not field.startswith("_")
+
+
+def _with_variables(shape: Shape) -> Shape:
+    """The same with a variable for each field, whatever the field is called."""
+    variable_of = {
+        value: value if is_variable(value) else f"_v_{at}" for at, value in enumerate(shape.values)
+    }
+    linked = None if shape.linked is None else tuple(variable_of[value] for value in shape.linked)
+    return replace(shape, values=tuple(variable_of.values()), linked=linked)
 
 
 def indented(code: str, depth: int) -> str:
@@ -195,13 +239,15 @@ def indented(code: str, depth: int) -> str:
 BIND = """\
 def bind(
     _tracer, _encode, _write, _window, _clock, _look, _drop, _dropped, _gate, _link, _links,
-    _links_max, _full, {cells}
+    _links_max, _full, _wider, {cells}
 ):
 {types}
     {word}def {signature}:
 {body}
     return {name}
 """
+# What `bind` takes in front, in this order.
+PARTS = tuple(re.findall(r"\b_(\w+)", BIND[: BIND.index("{cells}")]))
 EMIT = """\
 if _gate:
     if _gate[0]:
@@ -229,6 +275,7 @@ def bind_code(
     founds = [cell for at in range(len(shapes)) for cell in found_cells(at)]
     first = "".join(f"    _c{at}, _f{at} = (), True\n" for at in range(len(shapes)))
     first += f"    {' = '.join(types)} = None\n" if types else ""
+    first += "".join(f"    _wide_{number} = _wider[{number}]\n" for number in range(setting.wider))
     said = f"nonlocal {', '.join([*types, *founds])}\n"
     return BIND.format(
         cells=", ".join(cells),
@@ -243,7 +290,8 @@ def bind_code(
 @cache
 def emitter_code(shape: Shape, setting: Setting) -> tuple[Callable[..., Any], type[msgspec.Struct]]:
     """The `bind` of a function that takes a record's values by position, and the class of its lines."""
-    parameters = ", ".join([*shape.fields, "/"]) if shape.fields else ""
+    shape = _with_variables(shape)
+    parameters = ", ".join([*shape.values, "/"]) if shape.values else ""
     code = bind_code(
         [shape],
         setting,

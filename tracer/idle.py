@@ -32,6 +32,9 @@ class Idle:
 
     Args:
         counters: kind -> its counters, for the kinds that the lane writes; it may grow later.
+
+    Attributes:
+        runs: records so far that count idle steps.
     """
 
     __slots__ = (
@@ -50,10 +53,12 @@ class Idle:
         "_start",
         "_start_seq",
         "_width",
+        "runs",
     )
 
     def __init__(self, sink: Sink, counters: Mapping[str, tuple[str, ...]]) -> None:
         self._sink = sink
+        self.runs = 0
         self._counters = counters
         self._encode: Callable[[Any], bytes] = msgspec.json.Encoder().encode
         self._start: Position = (-1, 0)
@@ -131,6 +136,7 @@ class Idle:
             return seq
         self._sink.rewind(self._start)
         self._at, self._seq, self._count = self._start, self._start_seq, 1
+        self.runs += 1
         self._sink.write(self._line(step, time_ns))
         return self._start_seq + 1
 

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from tracer.blocks import first_line, is_packed, pieces
+from tracer.blocks import block_start, first_line, is_packed, pieces
 from tracer.errors import LogError
 from tracer.places import SEGMENT, demand_there, no_logs
 from tracer.plausible import INTEGER_MAX, Count, Header, Integer
@@ -51,6 +51,17 @@ _RECORD = msgspec.json.Decoder(dict[str, Any])
 _STAMP = msgspec.json.Decoder(Stamp)
 
 
+class _HeaderStamp(msgspec.Struct):
+    seq: Count
+    step: Integer
+    time_ns: Integer
+    kind: str
+
+
+_HEADER_STAMP = msgspec.json.Decoder(_HeaderStamp)
+_HEADER_KIND = b'"kind":"header"'
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """One file of a lane, with the header that it starts with."""
@@ -73,6 +84,20 @@ class Extent:
     valid_bytes: int
     file_bytes: int
     is_plain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """A place in a lane whose files are not compressed: the end of the line with `seq`, a byte of a file.
+
+    Attributes:
+        file: number of the file among the lane's.
+        end: the byte behind the line.
+    """
+
+    file: int
+    end: int
+    seq: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +137,8 @@ class LaneLog:
     """The log of one lane of one rank.
 
     Attributes:
-        rank, lane, run_id, header, kinds: from the first segment's header.
+        rank, lane, run_id, header: from the first segment's header.
+        kinds: from all of them; a kind that became known later is in later headers only.
         coordinates: axis -> coordinate of this rank.
         files: the segments' paths, oldest first.
         last_dropped_seq: the newest record before the first one that is here; 0 where none is missing.
@@ -133,8 +159,11 @@ class LaneLog:
         self.lane: str = first["lane"]
         self.run_id: str = first["run_id"]
         self.header: dict[str, Any] = first
+        declared: dict[str, Any] = {}
+        for segment in segments:
+            declared = segment.header.get("kinds", {}) | declared
         self.kinds: dict[str, Kind] = {
-            name: Kind.from_declaration(name, parts) for name, parts in first["kinds"].items()
+            name: Kind.from_declaration(name, parts) for name, parts in declared.items()
         }
         self.coordinates: dict[str, int] = first.get("coordinates", {})
         self.segments = tuple(segments)
@@ -220,6 +249,11 @@ class LaneLog:
         for records in self._pass(WHOLE, is_lenient=is_lenient):
             yield from records
 
+    def records_behind(self, place: Behind) -> Iterator[dict[str, Any]]:
+        """The records behind a line, as `records` has them; what that sets is of these lines alone."""
+        for _position, _lines, records in self._blocks(WHOLE, is_lenient=False, behind=place):
+            yield from records
+
     def extents(self) -> list[Extent]:
         """Check every line and say how far each file is readable; sets what a lenient `records` sets."""
         for _records in self._pass(STAMPS, is_lenient=True):
@@ -243,6 +277,11 @@ class LaneLog:
             elif position > index:
                 return
 
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of its files, as they are now."""
+        return sum(map(_size, self.files))
+
     def file_of(self, seq: int) -> Path:
         """The file that holds record `seq`."""
         found = self.segments[0]
@@ -256,11 +295,17 @@ class LaneLog:
         for _position, _lines, records in self._blocks(layout, is_lenient=is_lenient):
             yield records
 
-    def _blocks(self, layout: Layout, *, is_lenient: bool) -> Iterator[tuple[int, bytes, list[Any]]]:
+    def _blocks(
+        self, layout: Layout, *, is_lenient: bool, behind: Behind | None = None
+    ) -> Iterator[tuple[int, bytes, list[Any]]]:
         """Number of the file, lines and records of each block that can be read."""
         self._begin()
-        due = self.segments[0].index
-        for position, segment in enumerate(self.segments):
+        first = 0
+        if behind is not None:
+            first, self._seq = behind.file, behind.seq + 1
+            self._valid_bytes = [0] * first
+        due = self.segments[first].index
+        for position, segment in enumerate(self.segments[first:], start=first):
             self._valid_bytes.append(0)
             if segment.index != due:
                 gone = f"segment {due:03d}, which comes before it, is missing"
@@ -272,7 +317,8 @@ class LaneLog:
                 )
                 return
             due = segment.index + 1
-            for lines, records in self._file(segment, position, layout, is_lenient=is_lenient):
+            end = behind.end if behind is not None and position == first else 0
+            for lines, records in self._file(segment, position, layout, is_lenient=is_lenient, end=end):
                 yield position, lines, records
             if self.torn is not None:
                 if not is_lenient or self.trailer is not None or position == len(self.segments) - 1:
@@ -294,14 +340,19 @@ class LaneLog:
         self._gap = ""
 
     def _file(
-        self, segment: Segment, position: int, layout: Layout, *, is_lenient: bool
+        self, segment: Segment, position: int, layout: Layout, *, is_lenient: bool, end: int = 0
     ) -> Iterator[tuple[bytes, list[Any]]]:
+        """Lines and records of each block of a file, from byte `end` on."""
         path = segment.path
-        is_header_due = True
+        is_header_due = not end
         version = segment.header.get("version") or [1, BLOCKS_SINCE]
         try:
-            for piece in pieces(path, is_blocked=version[1] >= BLOCKS_SINCE):
-                lines = piece.data
+            start = block_start(path, end) if end else 0
+            skipped_bytes = end - start
+            for piece in pieces(path, is_blocked=version[1] >= BLOCKS_SINCE, start=start):
+                # What comes before is checked with the block that it is in.
+                lines = piece.data[skipped_bytes:]
+                skipped_bytes = max(0, skipped_bytes - len(piece.data) - piece.more_bytes)
                 if piece.damage:
                     # A header that is spoilt is no record that is lost.
                     self._seq += is_header_due and position == 0 and not self._first_seq
@@ -531,9 +582,10 @@ def find_logs(path: str | os.PathLike[str]) -> Run:
     demand_there(place)
     unreadable: list[str] = []
     segments: list[Segment] = []
+    sound: dict[bytes, dict[str, Any]] = {}
     for file, rank, lane, index in _candidates(place):
         try:
-            header = _read_header(file)
+            header = _read_header(file, sound)
         except FileNotFoundError:
             # A ring that is still written has dropped it since the folder was listed.
             continue
@@ -627,8 +679,11 @@ def _lanes(segments: Sequence[Segment]) -> tuple[LaneLog, ...]:
     return tuple(lane for _key, lane in lanes)
 
 
-def _read_header(path: Path) -> dict[str, Any]:
+def _read_header(path: Path, sound: dict[bytes, dict[str, Any]]) -> dict[str, Any]:
     """The header that a file starts with.
+
+    Args:
+        sound: what stands behind the stamp of a header -> one that was judged: a lane's files repeat it.
 
     Raises:
         _HeaderError: there is none that can be read.
@@ -640,6 +695,9 @@ def _read_header(path: Path) -> dict[str, Any]:
             raise _HeaderError("it is empty: its writer stopped before the header was written")
         if not line.endswith(b"\n"):
             raise _HeaderError("its first line was not finished")
+        stamp, kind, body = line.partition(_HEADER_KIND)
+        if body in sound:
+            return sound[body] | msgspec.structs.asdict(_HEADER_STAMP.decode(stamp + kind + b"}"))
         header: dict[str, Any] = _RECORD.decode(line)
     except FileNotFoundError:
         raise
@@ -658,6 +716,7 @@ def _read_header(path: Path) -> dict[str, Any]:
             raise ValueError(wrong)
     except (msgspec.ValidationError, ValueError, TypeError) as error:
         raise _HeaderError(f"its header is damaged: {error}") from None
+    sound[body] = header
     return header
 
 

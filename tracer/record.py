@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 FORMAT = "hicache.log"
 # A reader accepts every minor version of its own major version and refuses the others.
-VERSION = (1, 1)
+VERSION = (1, 2)
 
 HEADER = "header"
 TRAILER = "trailer"
@@ -154,9 +154,12 @@ class Kind:
 # record's own step, `records` in each. They stand for themselves: `advance` has, for every record of a step
 # and every counter of its kind, by how much it went up from one step to the next.
 IDLE_STEPS = Kind("idle", "note", info=("first_step", "count", "records", "advance"))
-# `digest` runs over the compared fields of the first `count` records that agree along `axes`, each digest
-# over the one before it.
-CHECKPOINT = Kind("checkpoint", "note", info=("axes", "count", "digest"))
+# `digest` runs over the compared fields of the first `count` links, each a record that agrees along `axes` or
+# a call with its outcome; each digest runs over the one before it. `chains` has the same, as [count, digest],
+# for all axes that have a checkpoint at this very place. `records_of` has, for all axes, how many records of
+# the lane come before this one; it is empty where nobody knows. `notes` counts those that a checker must see
+# wherever they are.
+CHECKPOINT = Kind("checkpoint", "note", info=("axes", "count", "digest", "chains", "records_of", "notes"))
 # From the next step on only windows of `window` steps are written, one in `one_in`: the recorder had taken
 # `share` thousandths of the loop's time, and may take `share_max`.
 THROTTLE = Kind("throttle", "note", info=("window", "one_in", "share", "share_max"))

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.logs import DECIDE, NOTE, SMALL_KINDS, line, lines, place
 from tracer import segments
-from tracer.blocks import first_line, last_line, pieces
+from tracer.blocks import all_blocks_are_sound, first_line, last_line, pieces
 from tracer.log import LaneLog, find_logs
 from tracer.pack import pack
 from tracer.record import header
@@ -527,3 +527,30 @@ def test_a_file_that_was_packed_says_the_same_and_a_flipped_bit_costs_its_part(
         # All of it is one member.
         demand_agreement(lane, [*range(1, here[0].first), *range(here[-1].last + 1, 301)])
         assert lost(lane) == here[-1].last - here[0].first + 1
+
+
+def test_sound_files_are_told_from_others_without_reading_a_line(tmp_path: Path) -> None:
+    sink = SegmentSink(tmp_path, 0, "scheduler")
+    tracing = Tracer(sink, HEADER, lambda: 7)
+    decide = tracing.emitter(DECIDE)
+    for node in range(9000):
+        decide(node, 1, 64, 5)
+    tracing.close("completed")
+    (lane,) = find_logs(tmp_path).lanes
+    assert all_blocks_are_sound(lane.files)
+    for path in lane.files:
+        whole = path.read_bytes()
+        for at in (0, len(whole) // 3, len(whole) - 70, len(whole) - 50, len(whole) - 5, len(whole) - 1):
+            data = bytearray(whole)
+            data[at] ^= 1
+            path.write_bytes(data)
+            assert not all_blocks_are_sound(lane.files)
+        path.write_bytes(whole)
+    assert all_blocks_are_sound(lane.files)
+    assert not all_blocks_are_sound([*lane.files, tmp_path / "none"])
+
+
+def test_lines_that_nobody_has_checked_are_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "rank0000.io.000.jsonl"
+    path.write_bytes(b'{"kind":"header"}\n{"seq":1}\n' + bytes(100))
+    assert all_blocks_are_sound([path])

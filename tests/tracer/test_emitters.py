@@ -186,3 +186,18 @@ def test_a_line_that_was_refused_leaves_no_hole_in_the_file(tmp_path: Path) -> N
     (lane,) = find_logs(tmp_path).lanes
     assert [record["seq"] for record in lane.records()] == list(range(1, 151))
     assert lane.is_complete and lane.dropped == {"any": 50}
+
+
+def test_a_field_may_be_called_as_an_expression_is(tmp_path: Path) -> None:
+    fields = ("len(params.key)", "params", "class", "_own", "result['hit']")
+    kind = Kind("match", "decision", agree=("tp",), compared=fields[:3], info=fields[3:])
+    head = header(place(), [kind], lane="scheduler", run_id="run-a", tool_version="test")
+    tracing = Tracer(SegmentSink(tmp_path, 0, "scheduler"), head, lambda: 7)
+    tracing.emitter(kind, phase="call")(1, 2, 3, 4, 5)
+    tracing.emitter(kind, phase="return", fields=["class"])([6])
+    assert tracing.chains[("tp",)].links[0] == ("match", "call", 1, 2, 3)
+    tracing.close("completed")
+    (lane,) = find_logs(tmp_path).lanes
+    first, second = lane.records()
+    assert tuple(first.items())[5:] == tuple(zip(fields, (1, 2, 3, 4, 5), strict=True))
+    assert second["class"] == [6]

@@ -202,7 +202,9 @@ def test_checkpoints_are_over_all_steps_that_were_counted_or_not() -> None:
             here.round(0, here.step)
             here.tracer.end_step(is_idle=is_idle)
             here.step += 1
-        chains.append([line.split(b'"axes"')[1] for line in sink.lines if b'"checkpoint"' in line])
+        records = [json.loads(line) for line in sink.lines if b'"kind":"checkpoint"' in line]
+        chains.append([[record[name] for name in ("count", "digest", "records_of")] for record in records])
+        assert records[-1]["notes"] == ({"idle": 1} if is_idle else {})
     assert chains[0] == chains[1] != []
 
 

@@ -10,9 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.logs import line, lines, write_lane, write_run
+from consensus_checker.history import History
+from tests.support.logs import NOTE as ANY_NOTE
+from tests.support.logs import line, lines, place, write_lane, write_run
 from tracer.errors import LogError
 from tracer.log import LaneLog, find_logs
+from tracer.record import Kind, header
+from tracer.segments import SegmentSink
+from tracer.tracer import Tracer
 
 BACKUP = {"kind": "write_backup", "step": 1, "node": 17, "pages": 1, "tokens": 64, "host_pages_free": 5}
 NOTE = {"kind": "note", "step": 2, "text": "x"}
@@ -506,3 +511,23 @@ def test_a_last_file_that_its_writer_had_no_time_to_fill_is_unsealed(tmp_path: P
     assert len(list(lane.records())) == 1
     assert lane.is_unsealed
     assert lane.torn == "rank0000.scheduler.001.jsonl: reading stopped before record 2: it is empty"
+
+
+def test_a_kind_that_became_known_later_is_in_a_later_header(tmp_path: Path) -> None:
+    late = Kind("late", "decision", agree=("tp",), compared=("number",))
+    head = header(place(), [ANY_NOTE], lane="scheduler", run_id="run-a", tool_version="test")
+    tracer = Tracer(SegmentSink(tmp_path, 0, "scheduler"), head, lambda: 7)
+    tracer.emitter(ANY_NOTE)("first")
+    tracer.declare([late])
+    tracer.emitter(late)(5)
+    tracer.close("completed")
+    (lane,) = find_logs(tmp_path).lanes
+    assert [record["kind"] for record in lane.records()] == ["note", "late"]
+    assert lane.is_complete
+    assert [set(segment.header["kinds"]) & {"note", "late"} for segment in lane.segments] == [
+        {"note"},
+        {"note", "late"},
+    ]
+    assert lane.kinds["late"] == late
+    (known,) = History.of(find_logs(tmp_path)).lanes
+    assert known.source.kinds["late"] == late

@@ -181,7 +181,7 @@ def test_every_line_of_a_sealed_file_is_under_a_checksum(tmp_path: Path) -> None
     for node in range(3000):
         emit(node, 1, 64, 5)
     tracing.close("completed")
-    for path in tmp_path.iterdir():
+    for path in tmp_path.glob("*.jsonl"):
         start = at = 0
         data = path.read_bytes()
         for line in data.splitlines(keepends=True):
