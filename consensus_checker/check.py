@@ -14,8 +14,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from consensus_checker import deaths, ending
+from consensus_checker import deaths, ending, skip
+from consensus_checker.context import past
 from consensus_checker.divergence import CONFIG, Divergence, divergence, in_causal_order
 from consensus_checker.evidence import silent_lines
 from consensus_checker.finding import Evidence, Finding, FirstDivergence, Level
@@ -23,7 +25,7 @@ from consensus_checker.history import History, Lane, Run, Source
 from consensus_checker.notes import anomaly, with_own_crash
 from consensus_checker.reenact import Reenact
 from consensus_checker.rules.agreement import Comparison, compare
-from consensus_checker.stall import Stall, find_stall
+from consensus_checker.stall import Stall
 from consensus_checker.verdict import COVERAGE, Coverage, Verdict
 from consensus_checker.words import ranks_text
 from tracer.record import Record
@@ -32,6 +34,12 @@ from tracer.record import Record
 COMPARED_MIN = 0.95
 # Without records of requests there is nothing that their hits could be counted from.
 REQUEST = "request"
+# How a run was read, where that was not line by line.
+READ = {
+    "lines": (),
+    "checkpoints": ("compared by their checkpoints",),
+    "checksums": ("compared by their checkpoints", "every block has its checksum"),
+}
 # Fields that SQL would read as something else, or that a table of records has under another name.
 RESERVED = frozenset(
     {"group", "order", "left", "right", "op", "rank", "lane", "seq", "step", "kind", "phase", "fields", "end"}
@@ -39,7 +47,12 @@ RESERVED = frozenset(
 
 
 def check(
-    source: Run | Iterable[Source] | History, *, path: str = "PATH", reenact: Reenact | None = None
+    source: Run | Iterable[Source] | History,
+    *,
+    path: str = "PATH",
+    reenact: Reenact | None = None,
+    every_line: bool = False,
+    skip_bytes_min: int = skip.BYTES_MIN,
 ) -> Verdict:
     """Compare all ranks of a run and say what went wrong first, or how far nothing did.
 
@@ -47,8 +60,11 @@ def check(
         source: a folder's logs (`tracer.log.find_logs`), lanes in memory, or a history of them.
         path: how the caller names the folder, quoted for a shell; only for the commands in `next`.
         reenact: takes a decision again from what the log says it was taken from; breaks ties.
+        every_line: hold every block of lines against its checksum, also where a checkpoint vouches for them.
+        skip_bytes_min: logs of so many bytes in all are read from their checkpoints, where they can be.
     """
     history = source if isinstance(source, History) else History.of(source)
+    read = skip.arm(history, bytes_min=skip_bytes_min, is_verified=every_line)
     comparisons = _compare(history)
     # Only who has read all lanes knows which steps all of them have.
     if history.align_steps():
@@ -57,10 +73,10 @@ def check(
     if dropped := history.dropped:
         history = history.without(dropped)
         comparisons = _compare(history)
-    coverage = _coverage(history, comparisons, dropped)
+    coverage = replace(_coverage(history, comparisons, dropped), read=read)
     divergences = in_causal_order(
         [
-            divergence(history, comparison, reenact)
+            divergence(_past(history, comparison), comparison, reenact)
             for comparison in comparisons
             if comparison.difference is not None
         ]
@@ -75,13 +91,17 @@ def _compare(history: History) -> list[Comparison]:
     return [compare(history, scope, name) for scope in history.scopes for name in history.lane_names]
 
 
+def _past(history: History, comparison: Comparison) -> History:
+    return past(history, comparison.scope, comparison.lane, comparison.index)
+
+
 def _findings(history: History, divergences: Sequence[Divergence]) -> list[Finding]:
     """All findings, the earliest in causal order first."""
     findings = [found.finding for found in divergences]
     outcomes = {lane.outcome for lane in history.lanes}
     # Where all others were stopped, a log without an end may be that of a dead process.
     if outcomes & {"hung", "crashed"} or outcomes >= {None, "stopped"}:
-        findings = _with_ending(history, divergences, find_stall(history), is_hung="hung" in outcomes)
+        findings = _with_ending(history, divergences, skip.ending(history), is_hung="hung" in outcomes)
     for notes in _anomalies(history):
         finding, findings = with_own_crash(anomaly(notes), findings)
         first = divergences[0] if divergences else None
@@ -246,7 +266,8 @@ def _no_finding(history: History, coverage: Coverage, comparisons: Sequence[Comp
         basis = "all logs complete" if not coverage.dropped_up_to else "all logs complete at their end"
         # Of what a ring has dropped, or a throttle left out, nobody can say that it was alike.
         level: Level = "medium" if coverage.dropped_up_to or coverage.throttled else "high"
-        return Finding("consistent", 0, COVERAGE, f"no rank diverged: {compared}", level, (basis,))
+        how = READ[coverage.read]
+        return Finding("consistent", 0, COVERAGE, f"no rank diverged: {compared}", level, (basis, *how))
     return Finding(
         "incomplete",
         4,
@@ -323,7 +344,9 @@ def _fact_sql(first: FirstDivergence, finding: Finding, history: History) -> str
     if kind is None or kind.role == "meeting" or (trigger is not None and trigger.call != first.call):
         return None
     declared = (*kind.compared, *kind.local, *kind.info)
-    fields = [diff.field for diff in first.field_diff if diff.field in kind.compared]
+    # A field of an object is in the object's column.
+    differing = [diff.field.partition(".")[0] for diff in first.field_diff]
+    fields = [name for name in differing if name in kind.compared]
     if trigger is not None:
         fields.append(trigger.fact)
     fields = list(dict.fromkeys(fields))

@@ -13,7 +13,7 @@ from typing import Any
 from consensus_checker.divergence import Divergence
 from consensus_checker.evidence import last_lines, waiting_lines
 from consensus_checker.finding import Finding, Victim
-from consensus_checker.history import History, is_lockstep
+from consensus_checker.history import History
 from consensus_checker.stall import Stall, Wait, stands_text
 from consensus_checker.words import ranks_text
 
@@ -308,9 +308,5 @@ def _calls_later(history: History, found: Divergence, wait: Wait) -> int | None:
         if rank not in found.at or lane is None or wait.lanes[rank].name != found.lane:
             continue
         first, until = found.at[rank][1], int(wait.enters[rank]["seq"])
-        return sum(
-            1
-            for record in lane.records()
-            if first <= record["seq"] < until and is_lockstep(record, found.scope)
-        )
+        return lane.count(found.scope.fields, first, until)
     return None

@@ -16,13 +16,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
+from itertools import dropwhile, islice, takewhile
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
 from consensus_checker import headers
-from consensus_checker.steps import OWN, Gaps, Plan, in_full
+from consensus_checker.steps import LATEST, OWN, Gaps, Plan, in_full
+from tracer.checkpoints import Axes, Checkpoints, Place
+from tracer.log import LaneLog
 from tracer.record import ENDED, HEART_LANE, IDLE, LANE_STATE, MAIN_LANE, Kind, Record
 
 
@@ -83,6 +87,20 @@ class MemoryLane:
         return Path(f"rank{self.rank:04d}.{self.lane}.000.jsonl")
 
 
+@dataclass(slots=True)
+class Facts:
+    """What is known of a lane once it has been read to its end; shared by all who read it in part."""
+
+    is_read: bool = False
+    outcome: str | None = None
+    dropped: tuple[str, ...] = ()
+    notes: tuple[Record, ...] = ()
+    state: Record | None = None
+    gaps: Gaps = field(default_factory=Gaps)
+    last_step: int = -1
+    is_unsealed: bool = False
+
+
 class Lane:
     """A lane and how it ended, which is known for good once it has been read to its end.
 
@@ -96,6 +114,7 @@ class Lane:
         is_done: it did all its work: it was completed, or stopped when it had nothing to do.
         gaps: steps that are not there in full.
         plan: how they are read, once all lanes are known.
+        checkpoints: where a reading of the lane may begin, if it need not begin at its first record.
     """
 
     def __init__(self, source: Source) -> None:
@@ -106,34 +125,61 @@ class Lane:
         roles = {kind.name: kind.role for kind in source.kinds.values()}
         self._meetings = frozenset(name for name, role in roles.items() if role == "meeting")
         self._anomalies = frozenset(name for name, role in roles.items() if role == "anomaly")
-        self._is_read = False
-        self._outcome: str | None = None
-        self._dropped: tuple[str, ...] = ()
-        self._notes: tuple[Record, ...] = ()
-        self._state: Record | None = None
-        self._gaps = Gaps()
-        self._last_step = -1
+        self._facts = Facts()
         self.plan: Plan | None = None
+        self.checkpoints: Checkpoints | None = None
+        # Reading begins behind `_start`; what must be known of its end stands behind `_tail`.
+        self._start: Place | None = None
+        self._tail: Place | None = None
+        # One that is close to where the lane was found to differ.
+        self._equal: Place | None = None
+        # Of a part that is looked at several times: its records, and how many of them may be kept.
+        self._whole: Lane | None = None
+        self._part: Lane | None = None
+        self._kept: list[Record] = []
+        self._kept_max = 0
 
     def records(self) -> Iterator[Record]:
+        return self._keeping() if self._kept_max else self._sound(self._found())
+
+    def _keeping(self) -> Iterator[Record]:
+        """Records that were kept, and what comes behind them, of which more is kept."""
+        kept = self._kept
+        yield from kept
+        for record in self._sound(islice(self._found(), len(kept), None)):
+            if len(kept) < self._kept_max:
+                kept.append(record)
+            yield record
+
+    def _found(self) -> Iterator[Record]:
+        if self.plan is None:
+            return self._behind(self._start)
+        if self._start is None or self.checkpoints is None:
+            return in_full(self._behind(None), self.plan, self.source.kinds)
+        # The step that idle ones are like may stand in front of the checkpoint.
+        seq = self._start.seq
+        found = in_full(self._behind(self.checkpoints.before(self._start.at)), self.plan, self.source.kinds)
+        return dropwhile(lambda record: record.get("seq", LATEST) <= seq, found)
+
+    def _behind(self, place: Place | None) -> Iterator[Record]:
+        if place is None:
+            return self.source.records()
+        assert isinstance(self.source, LaneLog)
+        return self.source.records_behind(place.behind)
+
+    def _sound(self, found: Iterator[Record]) -> Iterator[Record]:
+        """The records up to the first that can't be one; at the end it is known how the lane ended."""
         anomalies = self._anomalies
         looked_at = self._meetings | anomalies | OWN | {LANE_STATE}
         notes: list[Record] = []
         gaps = Gaps()
         record: Record = {}
-        found = self.source.records()
-        if self.plan is not None:
-            found = in_full(found, self.plan, self.source.kinds)
+        # Whoever reads a log has looked at the common fields already.
+        is_sound = isinstance(self.source, LaneLog) and self.plan is None
         for record in found:
-            get = record.get
-            kind = get("kind")
-            if (
-                type(get("step")) is not int
-                or type(get("seq")) is not int
-                or type(kind) is not str
-                or type(get("phase", "")) is not str
-            ):
+            if not is_sound and not _is_common(record):
                 return self._end(None, notes, {}, gaps)
+            kind = record["kind"]
             if kind in looked_at:
                 if kind in anomalies:
                     notes.append(record)
@@ -145,52 +191,125 @@ class Lane:
         self._end(None if self.source.torn else self.source.trailer, notes, record, gaps)
 
     def _end(self, trailer: Mapping[str, Any] | None, notes: list[Record], last: Record, gaps: Gaps) -> None:
-        self._is_read = True
-        self._outcome, self._dropped = None, ()
-        if self.plan is None:
-            self._gaps = gaps
-            self._last_step = last.get("step", -1)
-        self._notes = tuple(notes)
-        self._state = last if last.get("kind") == LANE_STATE else None
+        facts = self._facts
         outcome, dropped = (trailer or {}).get("outcome"), (trailer or {}).get("dropped") or {}
-        if isinstance(outcome, str) and isinstance(dropped, Mapping):
-            self._outcome = outcome
-            self._dropped = tuple(sorted(str(name) for name in dropped))
+        is_told = isinstance(outcome, str) and isinstance(dropped, Mapping)
+        if self.checkpoints is not None and facts.is_read and is_told:
+            # Whoever reads a part has not seen more than is known.
+            return
+        facts.is_read = True
+        facts.outcome, facts.dropped = None, ()
+        if self.plan is None:
+            facts.gaps = gaps
+            facts.last_step = last.get("step", -1)
+        facts.notes = tuple(notes)
+        facts.state = last if last.get("kind") == LANE_STATE else None
+        facts.is_unsealed = self.source.is_unsealed
+        if is_told:
+            facts.outcome = outcome
+            facts.dropped = tuple(sorted(str(name) for name in dropped))
 
-    def _read(self) -> None:
-        if not self._is_read:
-            deque(self.records(), maxlen=0)
+    def _read(self) -> Facts:
+        while not self._facts.is_read:
+            deque(self.ending.records(), maxlen=0)
+            if self._tail is not None and self._facts.last_step < 0 and self.checkpoints is not None:
+                # Nothing stands there: its last record is in front of it.
+                self.skip(self.checkpoints, self.checkpoints.before(self._tail.at))
+        return self._facts
+
+    def skip(self, checkpoints: Checkpoints | None, tail: Place | None) -> None:
+        """From here on its end is read from `tail` on, and the rest where it is asked for; None: all of it.
+
+        What is known of it so far is forgotten.
+        """
+        self.checkpoints, self._tail = checkpoints, tail
+        self._facts = Facts()
+
+    def behind(self, place: Place | None) -> Lane:
+        """The same lane, read from behind a checkpoint on; from its first record if that is None."""
+        other = copy(self)
+        # One pass over a log at a time: each has its own.
+        other.source = copy(self.source)
+        other._start = place
+        other._whole = self if self._whole is None else self._whole
+        other._kept, other._kept_max = [], 0
+        return other
+
+    def equal_up_to(self, place: Place) -> Lane:
+        """The same lane, read from behind a checkpoint on, up to which it is like the others."""
+        self._equal = place
+        return self.behind(place)
+
+    @property
+    def is_part(self) -> bool:
+        """Whether its first records are not read."""
+        return self._start is not None
+
+    @property
+    def ending(self) -> Lane:
+        """The same lane, of which only so much is read as says how it ended."""
+        return self if self._tail is None else self.behind(self._tail)
+
+    def from_further_back(self, count: int) -> Lane:
+        """The same lane, read from `count` checkpoints further back on; all of it, if there are fewer."""
+        place = self._start
+        for _ in range(count):
+            if place is None or self.checkpoints is None:
+                break
+            place = self.checkpoints.before(place.at)
+        return self.behind(place)
+
+    def part(
+        self, fields: Mapping[str, tuple[str, ...]], index: int, before: int, *, kept_max: int = 0
+    ) -> Lane:
+        """The same lane, read from some way in front of its record `index` of these kinds on.
+
+        Args:
+            before: of such records at least so many in front of that one.
+            kept_max: records of it that are kept for whoever asks for the same part next.
+        """
+        if self._whole is not None:
+            return self._whole.part(fields, index, before, kept_max=kept_max)
+        if self.checkpoints is None:
+            return self
+        chains = self.chains(fields)
+        place = self._equal
+        if place is None or place.records(chains) > index:
+            place = self.checkpoints.last_of(lambda place: place.records(chains) <= index)
+        while place is not None and place.records(chains) > index - before:
+            place = self.checkpoints.before(place.at)
+        if place is None:
+            return self
+        if self._part is None or self._part._start != place:
+            self._part = self.behind(place)
+            self._part._kept_max = kept_max
+        return self._part
 
     @property
     def gaps(self) -> Gaps:
-        self._read()
-        return self._gaps
+        return self._read().gaps
 
     @property
     def cut_step(self) -> int | None:
         """Its last step, where nobody knows what came behind it."""
-        return self._last_step if self.outcome is None else None
+        return self._facts.last_step if self.outcome is None else None
 
     @property
     def outcome(self) -> str | None:
         """What the trailer says (`completed`, `hung`, `crashed`, `stopped`); None when the lane was cut."""
-        self._read()
-        return self._outcome
+        return self._read().outcome
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        self._read()
-        return self._dropped
+        return self._read().dropped
 
     @property
     def notes(self) -> tuple[Record, ...]:
-        self._read()
-        return self._notes
+        return self._read().notes
 
     @property
     def state(self) -> Record | None:
-        self._read()
-        return self._state
+        return self._read().state
 
     @property
     def is_idle(self) -> bool:
@@ -204,19 +323,53 @@ class Lane:
     @property
     def is_unsealed(self) -> bool:
         """Whether nobody has closed its last file: its process died, or still runs."""
-        self._read()
-        return self.outcome is None and self.source.is_unsealed
+        return self.outcome is None and self._read().is_unsealed
 
     def begin(self, fields: Mapping[str, tuple[str, ...]]) -> int | None:
-        """Records of the kinds in `fields` that a ring dropped before the first one here; None: unknown."""
+        """Records of the kinds in `fields` before the first one that is read; None: unknown.
+
+        A ring has dropped them, or reading begins behind a checkpoint.
+        """
+        if self._start is not None:
+            return self._start.records(self.chains(fields))
         counts = self.source.counts_before
         if counts is None:
             return None
         return sum(count for kind, count in counts.items() if kind in fields)
 
+    def chains(self, fields: Iterable[str]) -> frozenset[Axes]:
+        """The axes along which kinds agree, as a checkpoint tells its chains apart."""
+        kinds = self.source.kinds
+        return frozenset(frozenset(kinds[name].agree) for name in fields if name in kinds)
+
+    def count(self, fields: Mapping[str, tuple[str, ...]], first: int, until: int) -> int:
+        """Records of the kinds in `fields` from record `first` on and in front of record `until`."""
+        if self.checkpoints is None or self._start is not None:
+            found = (record for record in self.records() if first <= record["seq"] < until)
+            return sum(1 for record in found if record["kind"] in fields)
+        return self._index(fields, until) - self._index(fields, first)
+
+    def _index(self, fields: Mapping[str, tuple[str, ...]], seq: int) -> int:
+        """Records of the kinds in `fields` in front of record `seq`; counted from a checkpoint on."""
+        assert self.checkpoints is not None
+        part = self.behind(self.checkpoints.last_of(lambda place: place.seq < seq))
+        found = takewhile(lambda record: record["seq"] < seq, part.records())
+        return (part.begin(fields) or 0) + sum(1 for record in found if record["kind"] in fields)
+
     def file_of(self, seq: int) -> str:
         """Name of the segment that holds `seq`."""
         return self.source.file_of(seq).name
+
+
+def _is_common(record: Record) -> bool:
+    """Whether the fields that every record has are of their types."""
+    get = record.get
+    return (
+        type(get("step")) is int
+        and type(get("seq")) is int
+        and type(get("kind")) is str
+        and type(get("phase", "")) is str
+    )
 
 
 def _is_meeting(record: Record) -> bool:
@@ -266,6 +419,8 @@ class History:
     doubts: tuple[str, ...] = ()
     config_sides: tuple[tuple[int, ...], ...] = ()
     by_place: Mapping[tuple[int, str], Lane] = field(default_factory=dict)
+    # What `context.look` has found; it is asked again for the screen.
+    looked: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, source: Run | Iterable[Source]) -> History:
@@ -395,6 +550,14 @@ class History:
 
     def lane(self, rank: int, name: str) -> Lane | None:
         return self.by_place.get((rank, name))
+
+    def with_lanes(self, lanes: Iterable[Lane]) -> History:
+        """The same history, in which these lanes take the places of those that they are of."""
+        by_place = {**self.by_place, **{(lane.rank, lane.name): lane for lane in lanes}}
+        replaced = {id(old): by_place[place] for place, old in self.by_place.items()}
+        return replace(
+            self, lanes=tuple(replaced.get(id(lane), lane) for lane in self.lanes), by_place=by_place
+        )
 
     def lanes_of(self, rank: int) -> tuple[Lane, ...]:
         return tuple(lane for lane in self.lanes if lane.rank == rank)

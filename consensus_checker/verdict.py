@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from consensus_checker.finding import Finding, by_rank
 
 SCHEMA = "hicache.verdict.v1"
 # Rule of a verdict in which no rule fired: it speaks of how much was compared.
 COVERAGE = "coverage"
+
+Reading = Literal["lines", "checkpoints", "checksums"]
 
 # The exit code of a command is the verdict.
 EXIT_CODES = {
@@ -53,6 +55,8 @@ class Coverage:
             records were dropped.
         throttled: rank -> first step behind which some are left out there, because recording took too much of
             the loop's time; such steps are compared on no rank.
+        read: `lines` where all of them were read; `checkpoints` where of a large run only what those left
+            open was; `checksums` where besides every block of lines was held against its checksum.
     """
 
     ranks_expected: int
@@ -67,6 +71,7 @@ class Coverage:
     dropped_up_to: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     compared_from: Mapping[str, int] = field(default_factory=dict)
     throttled: Mapping[int, int] = field(default_factory=dict)
+    read: Reading = "lines"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -82,6 +87,7 @@ class Coverage:
             "dropped_up_to": by_rank({rank: dict(lanes) for rank, lanes in self.dropped_up_to.items()}),
             "compared_from": dict(self.compared_from),
             "throttled": by_rank(dict(self.throttled)),
+            "read": self.read,
         }
 
 

@@ -64,6 +64,9 @@ def check(
         ),
     ],
     full: Annotated[bool, typer.Option("--full", help="Add the argument, step by step.")] = False,
+    every_line: Annotated[
+        bool, typer.Option("--every-line", help="Hold every block of the logs against its checksum.")
+    ] = False,
     json: Json = False,
     quiet: Quiet = False,
     exit_zero: ExitZero = False,
@@ -80,7 +83,7 @@ def check(
 
     codes: list[int] = []
     documents: list[dict[str, Any]] = []
-    cases = cases_of(paths)
+    cases = cases_of(paths, every_line=every_line)
     for number, case in enumerate(cases):
         try:
             with spinner("checking", case.paths[0], quiet=quiet):
@@ -112,7 +115,7 @@ def _where(case: Case) -> dict[str, Any]:
     return {"path": paths[0], **({"paths": paths} if len(paths) > 1 else {})}
 
 
-def cases_of(paths: Sequence[Path]) -> list[Case]:
+def cases_of(paths: Sequence[Path], *, every_line: bool = False) -> list[Case]:
     """What the paths stand for, in the order in which the first of each was given."""
     from consensus_checker.folders import server_logs
 
@@ -124,13 +127,13 @@ def cases_of(paths: Sequence[Path]) -> list[Case]:
         cases.append((paths.index(given[0]), Case(given, lambda: _judge_lines(files))))
     own = [(number, path) for number, path in enumerate(paths) if path not in logs]
     if len(own) < 2:
-        cases += [(number, _folder(path)) for number, path in own]
+        cases += [(number, _folder(path, every_line=every_line)) for number, path in own]
     else:
-        cases += _by_run(own)
+        cases += _by_run(own, every_line=every_line)
     return [case for _, case in sorted(cases, key=lambda entry: entry[0])]
 
 
-def _by_run(places: Sequence[tuple[int, Path]]) -> list[tuple[int, Case]]:
+def _by_run(places: Sequence[tuple[int, Path]], *, every_line: bool) -> list[tuple[int, Case]]:
     from consensus_checker.folders import together
     from tracer.errors import TracerError
     from tracer.log import find_logs
@@ -143,28 +146,30 @@ def _by_run(places: Sequence[tuple[int, Path]]) -> list[tuple[int, Case]]:
             runs.append((path, find_logs(path)))
         except TracerError:
             # Read again in its turn, for its error to be told there.
-            cases.append((number, _folder(path)))
+            cases.append((number, _folder(path, every_line=every_line)))
     for group in together(runs):
         is_plain = len(group.places) == 1
         number = number_of[group.places[0]]
-        cases.append((number, _folder(group.places[0], group) if is_plain else _folders(group)))
+        case = _folder(group.places[0], group, every_line=every_line)
+        if not is_plain:
+            case = Case(tuple(group.places), case.judge, tuple(group.notes))
+        cases.append((number, case))
     return cases
 
 
-def _folder(path: Path, group: Together | None = None) -> Case:
+def _folder(path: Path, group: Together | None = None, *, every_line: bool) -> Case:
     def judged() -> tuple[Verdict, Draw]:
-        verdict, history = judge(path) if group is None else _judge_together(group)
+        verdict, history = (
+            judge(path, every_line=every_line)
+            if group is None
+            else _judge_together(group, every_line=every_line)
+        )
         return verdict, lambda full, quiet: screen(verdict, history, full=full, quiet=quiet)
 
     return Case((path,), judged)
 
 
-def _folders(group: Together) -> Case:
-    case = _folder(group.places[0], group)
-    return Case(tuple(group.places), case.judge, tuple(group.notes))
-
-
-def judge(path: Path) -> tuple[Verdict, History]:
+def judge(path: Path, *, every_line: bool = False) -> tuple[Verdict, History]:
     """Read a folder's logs and compare the ranks.
 
     Raises:
@@ -175,10 +180,10 @@ def judge(path: Path) -> tuple[Verdict, History]:
     from tracer.log import find_logs
 
     history = History.of(find_logs(path))
-    return check(history, path=shlex.quote(str(path))), history
+    return check(history, path=shlex.quote(str(path)), every_line=every_line), history
 
 
-def _judge_together(group: Together) -> tuple[Verdict, History]:
+def _judge_together(group: Together, *, every_line: bool) -> tuple[Verdict, History]:
     """The same for folders that hold one run; commands name the one with the rank in question."""
     from dataclasses import replace
 
@@ -186,7 +191,7 @@ def _judge_together(group: Together) -> tuple[Verdict, History]:
     from consensus_checker.history import History
 
     history = History.of(group)
-    verdict = check(history, path=SOME_FOLDER)
+    verdict = check(history, path=SOME_FOLDER, every_line=every_line)
     named = (*verdict.finding.culprit, *verdict.finding.unknown, *verdict.finding.victims, 0)
     place = shlex.quote(str(group.place_of(named[0])))
     commands = tuple((command.replace(SOME_FOLDER, place), why) for command, why in verdict.next)

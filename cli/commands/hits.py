@@ -114,6 +114,8 @@ def count(path: Path, by: str | None, since: int | None, until: int | None, open
 def logs_or_nothing(path: Path) -> Run:
     """The logs at a path; where there are none, neither here nor below, other files are what is wrong.
 
+    Not in a run's own folder: its summary says best why its logs are not there.
+
     Raises:
         TracerError: there are none.
     """
@@ -121,13 +123,15 @@ def logs_or_nothing(path: Path) -> Run:
     from tracer.importers.foreign import holds_own_logs, unknown
     from tracer.importers.sniff import files_at
     from tracer.log import find_logs
+    from tracer.sinks import SUMMARY_NAME
 
     try:
         return find_logs(path)
     except ElsewhereError:
         raise
     except LogError:
-        if path.is_dir() and not holds_own_logs(path) and files_at(path):
+        is_run = (path / SUMMARY_NAME).is_file()
+        if path.is_dir() and not is_run and not holds_own_logs(path) and files_at(path):
             raise unknown(path) from None
         raise
 

@@ -29,7 +29,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from consensus_checker.digests import furthest
 from consensus_checker.history import History, Lane, Scope
+from tracer.checkpoints import Place
 
 Key = tuple[Any, ...]
 
@@ -38,6 +40,10 @@ END: Key = ("",)
 # Records held a rank; with many ranks fewer, so that the sum stays small.
 BLOCK = 4096
 BLOCK_SUM = 1 << 18
+# Behind a checkpoint that is the last one up to which all are equal.
+BLOCK_NEAR = 512
+# The "kind" of records that checkpoints say are equal: they are not told apart.
+JUMPED = ""
 # A tail as long as this is more than the opening of a vote.
 OPENING_MAX = 16
 
@@ -112,8 +118,12 @@ def compare(history: History, scope: Scope, name: str) -> Comparison:
     block = max(64, min(BLOCK, BLOCK_SUM // max(1, len(readers))))
     for reader in readers:
         reader.skip(start - (begins[reader.lane.rank] or 0), block)
-    rows = 0
-    index = start
+    index = _jump(readers, scope, start)
+    rows = index - start
+    if index > start:
+        # What differs is not far.
+        block = min(block, BLOCK_NEAR)
+    live_count = len(readers)
     difference: dict[int, Key] | None = None
     while True:
         for reader in readers:
@@ -127,10 +137,18 @@ def compare(history: History, scope: Scope, name: str) -> Comparison:
             break
         if len(live) < 2:
             # A rank alone has nobody to be compared with; its decisions count as seen.
+            for reader in live:
+                reader.run_out()
             while live and live[0].ahead:
                 live[0].drop(len(live[0].ahead))
                 live[0].fill(block)
             break
+        if len(live) < live_count:
+            # Without those that have ended the others may be equal for a long way.
+            live_count = len(live)
+            if (jumped := _jump(live, scope, index)) > index:
+                rows, index = rows + jumped - index, jumped
+                continue
         count = min(len(reader.ahead) for reader in live)
         equal = _equal_prefix([reader.ahead for reader in live], count)
         for reader in live:
@@ -308,6 +326,17 @@ def _is_before(places: Mapping[int, Mapping[str, int]], axis: str, one: int, ran
     return dict(places[one]) == {**places[rank], axis: places[rank].get(axis, 0) - 1}
 
 
+def _jump(readers: Sequence[_Reader], scope: Scope, index: int) -> int:
+    """Go on behind the last checkpoint up to which all are equal, if one is further on; where that is."""
+    places = furthest([reader.lane for reader in readers], scope, index) if len(readers) > 1 else None
+    if places is None:
+        return index
+    jumped = places[0].records(readers[0].lane.chains(scope.fields))
+    for reader, place in zip(readers, places, strict=True):
+        reader.jump(place, jumped - index)
+    return jumped
+
+
 class _Reader:
     """One rank's lockstep sequence, read forward a block at a time."""
 
@@ -320,8 +349,9 @@ class _Reader:
         # Records that were in a row with those of other ranks.
         self.rows = 0
         self._decisions = decisions
+        self._fields = scope.fields
         self._skipped = decisions - set(scope.fields)
-        self._keys = self._read(scope.fields)
+        self._keys = self._read(lane)
 
     def fill(self, count: int) -> None:
         if len(self.ahead) < count:
@@ -336,6 +366,27 @@ class _Reader:
                 return
             self.drop(taken)
             count -= taken
+
+    def jump(self, place: Place, count: int) -> None:
+        """The next `count` records are equal in all lanes; read on behind the checkpoint that says so."""
+        self.seen[JUMPED] += count
+        self.compared[JUMPED] += count
+        self.rows += count
+        self.taken += count
+        self._go_on(place)
+
+    def run_out(self) -> None:
+        """Leave out what can be, up to the last checkpoint: nobody is there to be compared with."""
+        chains = self.lane.chains(self._fields)
+        last = self.lane.checkpoints and self.lane.checkpoints.of(chains).last()
+        begin = self.lane.begin(self._fields)
+        if last and begin is not None and (left := last.records(chains) - begin - self.taken) > 0:
+            self.seen[JUMPED] += left
+            self._go_on(last)
+
+    def _go_on(self, place: Place) -> None:
+        self.ahead.clear()
+        self._keys = self._read(self.lane.equal_up_to(place))
 
     def take(self, count: int) -> None:
         """The next `count` keys were in a row with those of other ranks."""
@@ -352,11 +403,11 @@ class _Reader:
         kinds = Counter([key[0] for key in self.ahead[:count]])
         return {kind: number for kind, number in kinds.items() if kind in self._decisions}
 
-    def _read(self, fields: Mapping[str, tuple[str, ...]]) -> Iterator[Key]:
+    def _read(self, lane: Lane) -> Iterator[Key]:
         # The hot loop of the checker: half a microsecond a record.
         skipped = self._skipped
-        fields_of = fields.get
-        for record in self.lane.records():
+        fields_of = self._fields.get
+        for record in lane.records():
             kind = record["kind"]
             compared = fields_of(kind)
             if compared is not None:

@@ -208,7 +208,7 @@ def test_ctrl_c_while_the_command_is_loaded_is_quiet(module: str, runs: Path, tm
 def test_a_shortage_of_memory_is_one_clear_error(
     runs: Path, hicache: Hicache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def judge(path: Path) -> None:
+    def judge(path: Path, *, every_line: bool) -> None:
         raise MemoryError
 
     monkeypatch.setattr("cli.commands.check.judge", judge)

@@ -24,8 +24,8 @@ def test_a_decision_declares_who_agrees_on_what_and_at_least_three_local_facts(k
 def test_every_kind_has_an_emitter() -> None:
     tracer = Tracer(MemorySink(), {}, lambda: 0)
     probes = Probes(tracer)
-    # Those with storage carry more fields of the same kind.
-    emitters = {name.removesuffix("_storage") for name in Probes.__slots__}
+    # Those with storage, or with a value, carry more fields of the same kind.
+    emitters = {name.removesuffix("_storage").removesuffix("_value") for name in Probes.__slots__}
     emitters = {name.removesuffix("_call").removesuffix("_return") for name in emitters}
     emitters = {name.removesuffix("_enter").removesuffix("_leave") for name in emitters} - {"tracer"}
     assert emitters == {kind.name for kind in KINDS}
