@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cmp_to_key
 
+from consensus_checker.consensus_words import fields_of
 from consensus_checker.context import Stand, compared_fields, key_of, look
 from consensus_checker.custody import Break, by_custody, find_breaks
 from consensus_checker.finding import (
@@ -474,7 +475,7 @@ def _first_divergence(
         call=call,
         phase=told.get("phase"),
         kind=kind,
-        request=str(told["rid"]) if "rid" in told else None,
+        request=_request(shown[ballot.majority[0]]) or _request(shown[aside[0]]),
         by_rank={rank: {name: fields.get(name) for name in differing} for rank, fields in shown.items()},
         field_diff=diffs,
         about=_about(call, stands[aside[0]], stands[ballot.majority[0]]),
@@ -492,11 +493,23 @@ def _about(call: str, *stands: Stand) -> str | None:
     return None
 
 
+def _request(fields: Mapping[str, object]) -> str | None:
+    """The request that a record is about: its `rid`, or that of one of its objects."""
+    if "rid" in fields:
+        return str(fields["rid"])
+    found = (value for name, value in fields.items() if name.endswith(".rid") and isinstance(value, str))
+    return next(found, None)
+
+
 def _shown(record: Record | None, scope: Scope) -> dict[str, object]:
     if record is None:
         return {"kind": "trailer"}
     phase = {"phase": record["phase"]} if "phase" in record else {}
-    return {"kind": record["kind"], **phase, **compared_fields(record, scope)}
+    found: dict[str, object] = {"kind": record["kind"], **phase}
+    for name, value in compared_fields(record, scope).items():
+        # Of an object the field that differs says more than the object.
+        found |= fields_of(name, value)
+    return found
 
 
 def _summary(

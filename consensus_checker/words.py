@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from consensus_checker.consensus_words import payload_text
 from tracer.record import Record
 
 # Values longer than this say nothing more in a sentence.
@@ -26,7 +27,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def value_text(value: Any) -> str:
-    text = "-" if value is None else str(value)
+    text = payload_text(value)
     return text if len(text) <= VALUE_CHARS_MAX else text[: VALUE_CHARS_MAX - 2] + ".."
 
 

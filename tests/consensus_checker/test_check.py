@@ -212,3 +212,32 @@ def test_hits_are_proposed_only_where_requests_are_logged() -> None:
         for one in lanes(text)
     ]
     assert check(without).next == ()
+
+
+def test_of_an_object_the_field_that_differs_is_named() -> None:
+    def matched(tokens: int) -> list[object]:
+        return ["MatchParams", {"rid": "r7", "key": ["RadixKey", tokens, "00112233445566aa"]}]
+
+    told = [
+        replace(one, entries=[{**one.entries[0], "tokens": matched(64 if one.rank != 1 else 48)}])
+        for one in lanes("0 match:r1=64\n1 match:r1=64\n2 match:r1=64")
+    ]
+    finding = check(told).finding
+    first = finding.first_divergence
+    assert first is not None and finding.culprit == (1,)
+    assert [diff.field for diff in first.field_diff] == ["tokens.key"]
+    assert finding.summary.endswith(": tokens.key RadixKey of 48 001122 instead of RadixKey of 64 001122"), (
+        finding.summary
+    )
+
+
+def test_a_request_may_be_named_inside_of_an_object() -> None:
+    def matched(tokens: int) -> list[object]:
+        return ["MatchParams", {"rid": "r7", "tokens": tokens}]
+
+    told = []
+    for one in lanes("0 evict:3=2\n1 evict:3=2\n2 evict:3=2"):
+        value = matched(1 if one.rank == 2 else 2)
+        told.append(replace(one, entries=[{**one.entries[0], "pages_freed": value}]))
+    first = check(told).finding.first_divergence
+    assert first is not None and first.request == "r7"

@@ -1,0 +1,337 @@
+"""Ranks find out over a store who must agree, and go on without it when they can't."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from consensus_checker import configure, enabled, rank_consensus, shutdown
+from consensus_checker.check import check
+from consensus_checker.consensus_ranks import Agreed, Prefixed, agree, alone, own_rank, own_store, ranks_of
+from consensus_checker.consensus_recorder import place_of
+from tests.support.consensus import asked_for, lane_of
+from tracer.keyed import COMMON_ALGORITHM, FAST_ALGORITHM, KEY_BITS
+from tracer.log import find_logs
+from tracer.plausible import WORLD_SIZE_MAX
+
+ROOT = Path(__file__).resolve().parents[2]
+GRID = {0: [[0, 1], [0, 2]], 1: [[0, 1], [1, 3]], 2: [[2, 3], [0, 2]], 3: [[2, 3], [1, 3]]}
+
+
+class Shelf:
+    """The simplest store: threads share it, and what is not there raises."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+    def set(self, key: str, value: Any) -> None:
+        self.values[key] = value
+
+    def get(self, key: str) -> Any:
+        return self.values[key]
+
+
+class TorchLike(Shelf):
+    """Blocks for what is not there, so that it must be asked first; has connections."""
+
+    def __init__(self, values: dict[str, Any] | None = None) -> None:
+        self.values = values if values is not None else {}
+        self.clones: list[TorchLike] = []
+        self.timeout: timedelta | None = None
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+    def get(self, key: str) -> bytes:
+        assert key in self.values, f"{key} would block"
+        value = self.values[key]
+        return value if isinstance(value, bytes) else str(value).encode()
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        return str(self.values.setdefault(key, desired)).encode()
+
+    def clone(self) -> TorchLike:
+        self.clones.append(TorchLike(self.values))
+        return self.clones[-1]
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.timeout = timeout
+
+
+def agree_all(store: Any, groups: Mapping[int, list[list[int]]], timeout_s: float = 20) -> dict[int, Agreed]:
+    found: dict[int, Agreed] = {}
+
+    def run(rank: int) -> None:
+        own = Prefixed(store, "run/")
+        found[rank] = agree(own, groups[rank], rank, timeout_s=timeout_s, has_logs=lambda ranks: False)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@pytest.mark.parametrize("store", [Shelf, TorchLike])
+def test_ranks_that_share_groups_by_way_of_others_agree(store: type[Shelf]) -> None:
+    found = agree_all(store(), GRID)
+    assert {one.members for one in found.values()} == {(0, 1, 2, 3)}
+    assert len({(one.key, one.algorithm, one.run_id) for one in found.values()}) == 1
+    assert 0 < found[0].key < 1 << KEY_BITS
+
+
+def test_replicas_have_keys_of_their_own_and_one_run() -> None:
+    found = agree_all(TorchLike(), {0: [[0, 1]], 1: [[0, 1]], 2: [[2, 3]], 3: [[2, 3]]})
+    assert [one.members for _, one in sorted(found.items())] == [(0, 1), (0, 1), (2, 3), (2, 3)]
+    assert found[0].key == found[1].key != found[2].key == found[3].key
+    assert len({one.run_id for one in found.values()}) == 1
+
+
+def test_ranks_with_another_digest_agree_on_the_one_that_all_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Shelf()
+    store.set("run/hello/1", json.dumps({"groups": [[0, 1]], "algorithm": COMMON_ALGORITHM}))
+    monkeypatch.setattr("consensus_checker.consensus_ranks.best_algorithm", lambda: FAST_ALGORITHM)
+    own = agree(Prefixed(store, "run/"), [[0, 1]], 0, timeout_s=20, has_logs=lambda ranks: True)
+    assert (own.algorithm, own.has_logs) == (COMMON_ALGORITHM, True)
+
+
+def test_somebody_who_does_not_come_is_named_in_time() -> None:
+    with pytest.raises(TimeoutError, match="rank 3 has not come to configure"):
+        agree(Prefixed(Shelf(), "run/"), [[0, 3]], 0, timeout_s=0, has_logs=lambda ranks: False)
+
+
+def test_a_connection_of_its_own_is_taken_where_it_can_be_had() -> None:
+    store = TorchLike()
+    own = own_store(store, "run/")
+    own.set("a", "1")
+    assert (store.values, own.get("a"), len(store.clones)) == ({"run/a": "1"}, b"1", 1)
+    assert store.clones[0].timeout is not None and store.timeout is None
+    assert own_store(Shelf(), "run/").check(["a"]) is False
+
+
+def test_a_part_of_a_store_has_what_a_watcher_asks_for() -> None:
+    shelf = Prefixed(Shelf(), "run/")
+    shelf.set("a", b"1")
+    assert shelf.check(["a"]) and not shelf.check(["a", "b"])
+    assert shelf.multi_get(["a", "a"]) == [b"1", b"1"]
+    assert shelf.delete_key("a") is False
+    assert isinstance(Prefixed(TorchLike(), "run/").clone(), Prefixed)
+
+
+@pytest.mark.parametrize(
+    ("group", "ranks"),
+    [
+        ([0, 2], (0, 2)),
+        (range(3), (0, 1, 2)),
+        ((1, 1), (1,)),
+        (SimpleNamespace(cpu_group=None, ranks=[4, 5]), (4, 5)),
+    ],
+)
+def test_what_a_group_may_be(group: Any, ranks: tuple[int, ...]) -> None:
+    assert ranks_of(group) == ranks
+
+
+@pytest.mark.parametrize(
+    "group", [5, "01", {0: 1}, ["0"], [True], [-1], [WORLD_SIZE_MAX], SimpleNamespace(cpu_group=1)]
+)
+def test_what_is_no_group_is_a_type_error(group: Any) -> None:
+    with pytest.raises(TypeError, match="configure: "):
+        ranks_of(group)
+
+
+def test_a_rank_is_what_is_given_or_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert own_rank(3, [[1, 3]]) == 3
+    assert own_rank(None, []) == 0
+    with pytest.raises(ValueError, match="which rank is this"):
+        own_rank(None, [[0, 1]])
+    monkeypatch.setenv("RANK", "1")
+    assert own_rank(None, [[0, 1]]) == 1
+    with pytest.raises(ValueError, match=r"rank 1 is not in its group \(0, 2\)"):
+        own_rank(None, [[0, 1], [0, 2]])
+
+
+def test_a_rank_that_can_ask_nobody_has_the_key_of_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HICACHE_DIGEST_KEY", raising=False)
+    assert alone([[0, 1], [0, 2]], 0, has_logs=False) == Agreed(
+        (0, 1, 2), COMMON_ALGORITHM, 0, "consensus", False
+    )
+    monkeypatch.setenv("HICACHE_DIGEST_KEY", "correct horse")
+    first = alone([[0, 1]], 0, has_logs=False).key
+    assert first == alone([[0, 1]], 1, has_logs=False).key != 0
+    monkeypatch.setenv("HICACHE_DIGEST_KEY", "7")
+    assert alone([[0, 1]], 0, has_logs=False).key not in (0, first)
+
+
+@pytest.mark.parametrize(
+    ("rank", "members", "world", "coordinates", "sizes"),
+    [
+        (1, (0, 1, 2), 3, {"replica": 0, "member": 1}, {"replica": 1, "member": 3}),
+        (5, (4, 5), 8, {"replica": 2, "member": 1}, {"replica": 4, "member": 2}),
+        # Every second rank: no number of a replica and member counts to it.
+        (3, (1, 3), 4, {"replica": 1, "member": 1}, {}),
+        (3, (2, 3, 4), 5, {"replica": 2, "member": 1}, {}),
+    ],
+)
+def test_where_a_rank_stands(
+    rank: int, members: tuple[int, ...], world: int, coordinates: dict[str, int], sizes: dict[str, int]
+) -> None:
+    place = place_of(rank, members, world, {"tp": members})
+    assert (place.coordinates, place.sizes) == (coordinates, sizes)
+
+
+def test_replicas_of_scattered_ranks_are_compared_each_for_itself(tmp_path: Path) -> None:
+    @rank_consensus
+    def nothing() -> None:
+        pass
+
+    with asked_for(tmp_path):
+
+        @rank_consensus(same_params=True)
+        def step(number: int) -> None:
+            pass
+
+        for rank in range(6):
+            configure(
+                [[rank % 2, rank % 2 + 2, rank % 2 + 4]],
+                rank=rank,
+                world_size=6,
+                watcher=None,
+                warn=_hear_not,
+            )
+            step(7 if rank == 4 else rank % 2)
+            shutdown()
+        finding = check(find_logs(tmp_path)).finding
+        assert (finding.kind, finding.culprit) == ("divergence", (4,))
+        assert finding.first_divergence is not None
+        assert finding.first_divergence.scope == "replica0"
+
+
+def test_without_a_store_there_is_one_warning_and_a_log(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    with asked_for(tmp_path):
+        configure([[0, 1], [0, 1], [0], None], rank=0, warn=warnings.append)
+        assert enabled()
+        shutdown()
+        assert lane_of(tmp_path).header["groups"] == {"group0": [0, 1]}
+    assert warnings == ["no store to meet the other ranks in: decisions are recorded, and compared by nobody"]
+
+
+def test_when_the_others_do_not_come_there_is_one_warning_and_a_log(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    with asked_for(tmp_path):
+        configure([[0, 1]], rank=0, store=Shelf(), watcher=_never_made, timeout_s=0, warn=warnings.append)
+        assert enabled()
+        shutdown()
+        assert list(lane_of(tmp_path).records()) == []
+    (text,) = warnings
+    assert "rank 1 has not come to configure" in text
+
+
+def test_a_store_that_breaks_is_a_warning(tmp_path: Path) -> None:
+    class Broken(Shelf):
+        def set(self, key: str, value: Any) -> None:
+            raise ConnectionError("connection reset")
+
+    warnings: list[str] = []
+    with asked_for(tmp_path):
+        configure([[0, 1]], rank=0, store=Broken(), watcher=_never_made, warn=warnings.append)
+        shutdown()
+    (text,) = warnings
+    assert "connection reset" in text
+
+
+def _never_made(**_given: Any) -> Any:
+    raise AssertionError("a watcher without partners")
+
+
+def _hear_not(_text: str) -> None:
+    pass
+
+
+JOB = """
+import sys
+import torch.distributed as dist
+from consensus_checker import configure, rank_consensus, shutdown
+rank, file, odd = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=3)
+group = dist.new_group([0, 1, 2], backend="gloo")
+
+class Coordinator:
+    unique_name = "tp:0"
+    cpu_group = group
+
+@rank_consensus(same_params=True)
+def admit(rid, tokens): pass
+
+configure([None, Coordinator(), dist.group.WORLD], watcher=sys.argv[4] or None)
+for number in range(20):
+    admit(f"r{number}", [number, 1 if (rank, number) == (odd, 7) else 0])
+dist.barrier()
+shutdown()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def run_job(folder: Path, *words: str) -> list[str]:
+    """Three processes over one store; what each said on stderr."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", JOB, str(rank), str(folder / "store"), *words],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    told = [process.communicate(timeout=100)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], told
+    return told
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("processes")
+def test_a_watcher_tells_all_ranks_of_the_call_and_the_logs_of_all_stay(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("consensus_checker.live")
+    with asked_for(tmp_path) as patch:
+        patch.delenv("HICACHE_TRACE_DIR")
+        patch.setenv("TMPDIR", str(tmp_path))
+        told = run_job(tmp_path, "1", "live")
+        # Who hears of it before the third rank has come there sees two sides.
+        assert all("DIVERGED" in text and "at call 14, step 0" in text for text in told), told
+        (folder,) = tmp_path.glob("hicache-records-*")
+        assert all(f"the records of rank {rank} are in {folder}" in told[rank] for rank in range(3))
+        assert check(find_logs(folder)).finding.culprit == (1,)
+        # Where nothing was wrong, nothing is left.
+        (tmp_path / "store").unlink(missing_ok=True)
+        told = run_job(tmp_path, "-1", "live")
+        assert "DIVERGED" not in "".join(told)
+        assert list(tmp_path.glob("hicache-records-*")) == [folder]
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("processes")
+@pytest.mark.parametrize("odd", [1, -1])
+def test_processes_meet_in_the_store_of_torch(tmp_path: Path, odd: int) -> None:
+    pytest.importorskip("torch")
+    with asked_for(tmp_path / "run"):
+        told = run_job(tmp_path, str(odd), "")
+    assert "hicache: warning" not in "".join(told)
+    run = find_logs(tmp_path / "run")
+    header = run.lanes[0].header
+    assert (header["sizes"], header["groups"]) == ({"replica": 1, "member": 3}, {"tp:0": [0, 1, 2]})
+    assert len(run.run_ids) == 1 and run.run_id != "consensus"
+    finding = check(run).finding
+    assert (finding.kind, finding.culprit) == (("divergence", (1,)) if odd == 1 else ("consistent", ()))
