@@ -17,7 +17,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "tracer": ("tracer", "msgspec", "xxhash"),
     "tracer.otel_live": ("tracer", "opentelemetry"),
     "tracer.trace_store": ("tracer", "msgspec", "duckdb"),
-    "consensus_checker": ("consensus_checker", "tracer", "duckdb"),
+    "consensus_checker": ("consensus_checker", "tracer", "duckdb", "msgspec"),
     "cli": ("cli", "hicache", "tracer", "consensus_checker", "duckdb", "typer", "rich", "click"),
     "hicache": ("hicache", "tracer"),
     "hicache.transport.gloo": ("hicache", "tracer", "torch"),

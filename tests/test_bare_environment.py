@@ -55,10 +55,48 @@ heart.stop("completed")
 assert packer.drain(20)
 """
 
+# Two ranks in two processes that meet in a folder, one of which decides something else: both tell it.
+WATCHED = """
+import os, sys, time
+from pathlib import Path
+os.environ["SGLANG_ENABLE_RANK_CONSENSUS_CHECKER"] = "1"
+from consensus_checker import configure, rank_consensus, shutdown
+from consensus_checker.live import Watcher
+
+class FolderStore:
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        self.folder.mkdir(exist_ok=True)
+    def path(self, key):
+        return self.folder / key.replace("/", "_")
+    def set(self, key, value):
+        own = self.folder / f".{os.getpid()}"
+        own.write_bytes(value.encode() if isinstance(value, str) else value)
+        own.replace(self.path(key))
+    def get(self, key):
+        return self.path(key).read_bytes()
+    def check(self, keys):
+        return all(self.path(key).exists() for key in keys)
+
+@rank_consensus(same_params=["rid"], same_results=["result"])
+def admit(rid, rank):
+    return 5 if (rid, rank) == ("r400", 1) else 4
+
+rank, told = int(sys.argv[2]), []
+watcher = lambda **given: Watcher(**{**given, "tell": told.append})
+configure([[0, 1]], rank=rank, store=FolderStore(sys.argv[1]), watcher=watcher)
+for number in range(800):
+    admit(f"r{number}", rank)
+    time.sleep(0.001)
+shutdown()
+(screen,) = [text for text in told if "DIVERGED" in text]
+assert "rank 0 against rank 1 at call 801" in screen, screen
+"""
+
 # Whatever is not the standard library, msgspec, xxhash or this project's recorder does not exist.
 ALONE = """
 import sys
-ALLOWED = {"msgspec", "xxhash", "tracer", "_xxhash"}
+ALLOWED = {"msgspec", "xxhash", "tracer", "consensus_checker", "_xxhash"}
 class Only:
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]
@@ -97,8 +135,23 @@ def test_the_recorder_wants_the_standard_library_and_msgspec(tmp_path: Path, has
     assert json.loads(header)["chain"] == ("xxh3-64" if has_xxhash else "blake2b-64")
 
 
+def watch_two_ranks(words: list[str], folder: Path, cwd: Path, env: dict[str, str] | None = None) -> None:
+    ranks = [
+        subprocess.Popen(
+            [*words, str(folder), str(rank)], cwd=cwd, env=env, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=60)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+
+
+def test_the_online_half_wants_the_standard_library_and_msgspec(tmp_path: Path) -> None:
+    watch_two_ranks([sys.executable, "-c", ALONE + WATCHED], tmp_path / "store", ROOT)
+
+
 @pytest.mark.slow
-def test_an_installation_without_dependencies_records(tmp_path: Path) -> None:
+def test_an_installation_without_dependencies_records_and_watches(tmp_path: Path) -> None:
     """A real environment of its own: msgspec from the index, this project with --no-deps, nothing else."""
     source = tmp_path / "source"
     source.mkdir()
@@ -124,3 +177,4 @@ def test_an_installation_without_dependencies_records(tmp_path: Path) -> None:
     assert {name.split(" @")[0] for name in installed} == {"msgspec", "hicache-toolkit"}
     run(str(python), "-c", RECORD, str(tmp_path / "run"))
     demand_all_calls(tmp_path / "run")
+    watch_two_ranks([str(python), "-c", WATCHED], tmp_path / "store", tmp_path, env)

@@ -1,0 +1,199 @@
+"""Watched ranks as processes, over the stores of torch, with collectives that really hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.processes import ROOT, free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+
+MODULE = "tests.support.live_rank"
+Line = dict[str, Any]
+
+
+@contextmanager
+def store(kind: str, folder: Path) -> Iterator[str]:
+    """The place of a store that outlives all ranks."""
+    if kind == "file":
+        yield f"file:{folder / 'store'}"
+        return
+    port = free_port()
+    server = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", MODULE, f"serve:{port}"],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert server.stdin is not None and server.stdout is not None
+    try:
+        assert json.loads(server.stdout.readline())["serving"]
+        yield f"tcp:{port}"
+    finally:
+        server.stdin.close()
+        server.stdout.close()
+        server.kill()
+        server.wait()
+
+
+def start(place: str, folder: Path, size: int, plan: Line) -> list[subprocess.Popen[str]]:
+    return [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", MODULE, place, str(folder / "logs"), json.dumps(plan)],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": "1",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+
+
+def finish(processes: list[subprocess.Popen[str]]) -> list[list[Line]]:
+    """What each has printed; none outlives this call."""
+    try:
+        outputs = [process.communicate(timeout=90) for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    assert not any("Traceback" in err for _, err in outputs), outputs
+    return [[json.loads(line) for line in out.splitlines()] for out, _ in outputs]
+
+
+def ran(folder: Path, size: int, plan: Line, *, kind: str = "tcp") -> list[list[Line]]:
+    with store(kind, folder) as place:
+        return finish(start(place, folder, size, plan))
+
+
+def told(lines: list[Line]) -> list[str]:
+    return [line["told"] for line in lines if "told" in line]
+
+
+def ended(lines: list[Line]) -> Line:
+    return next(line for line in lines if "ended" in line)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_processes_that_agree_are_compared_to_the_end_and_say_nothing(kind: str, tmp_path: Path) -> None:
+    found = ran(tmp_path, 4, {"calls": 1_500, "rate": 1_000}, kind=kind)
+    assert [told(lines) for lines in found] == [[]] * 4
+    assert max(ended(lines)["compared"] for lines in found) == 1_500
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_processes_that_part_all_tell_who_did_and_where(kind: str, tmp_path: Path) -> None:
+    plan = {"calls": 3_000, "rate": 1_000, "acts": {"3": {"1500": "value"}}}
+    found = ran(tmp_path, 4, plan, kind=kind)
+    texts = {text for lines in found for text in told(lines)}
+    assert len(texts) == 1, texts
+    assert "rank 3 left the majority (3 of 4) at call 1500, step 75" in texts.pop()
+    assert [ended(lines)["verdict"]["ranks"]["culprit"] for lines in found] == [[3]] * 4
+
+
+def test_a_skipped_collective_is_found_while_gloo_pairs_what_does_not_belong_together(
+    tmp_path: Path,
+) -> None:
+    plan = {"calls": 600, "rate": 400, "has_gloo": True, "acts": {"2": {"300": "skip", "500": "exit"}}}
+    found = ran(tmp_path, 4, plan)
+    verdict = ended(found[0])["verdict"]
+    assert (verdict["verdict"]["kind"], verdict["ranks"]["culprit"]) == ("divergence", [2])
+    assert verdict["first_divergence"]["call"] == "reduce"
+
+
+def test_ranks_that_hang_in_gloo_tell_who_did_not_come(tmp_path: Path) -> None:
+    plan = {"calls": 400, "rate": 400, "has_gloo": True, "acts": {"2": {"200": "sleep:4"}}}
+    found = ran(tmp_path, 4, plan)
+    for lines in found:
+        first, over = told(lines)
+        assert "STALLED   rank 2 did not come to reduce" in first
+        assert "ranks 0-1, 3 wait in reduce" in first.replace("\n          ", " ")
+        assert over == "it is over: rank 2 goes on (stall)"
+
+
+@pytest.mark.parametrize("rank", [2, 0])
+def test_a_rank_that_is_killed_is_named_by_all_others_also_if_it_compared(rank: int, tmp_path: Path) -> None:
+    plan = {"calls": 200, "rate": 100, "acts": {str(rank): {"100": "die"}}, "linger_s": 10, "silence_s": 1}
+    found = ran(tmp_path, 4, plan)
+    others = [lines for number, lines in enumerate(found) if number != rank]
+    for lines in others:
+        verdict = ended(lines)["verdict"]
+        assert (verdict["verdict"]["code"], verdict["ranks"]["silent"]) == (14, [rank])
+        assert "its process is gone" in verdict["verdict"]["summary"]
+        assert "its last call: step" in verdict["verdict"]["summary"]
+
+
+def test_a_rank_that_holds_its_interpreter_is_told_as_running(tmp_path: Path) -> None:
+    plan = {"calls": 1_000, "rate": 200, "acts": {"1": {"100": "hold:3"}}, "silence_s": 1}
+    found = ran(tmp_path, 3, plan)
+    summary = ended(found[0])["verdict"]["verdict"]["summary"]
+    assert summary.startswith("rank 1 said nothing for 1.")
+    assert "its process is there and does not run its watcher" in summary
+    assert any(text.startswith("it is over: rank 1 goes on") for text in told(found[0]))
+
+
+def test_all_ranks_end_with_1_when_the_policy_says_so(tmp_path: Path) -> None:
+    plan = {"calls": 30_000, "rate": 1_000, "policy": "abort", "acts": {"1": {"500": "value"}}}
+    with store("tcp", tmp_path) as place:
+        processes = start(place, tmp_path, 3, plan)
+        found = finish(processes)
+    assert [process.returncode for process in processes] == [1, 1, 1]
+    assert all("rank 1 left the majority (2 of 3) at call 500" in told(lines)[0] for lines in found)
+
+
+def test_a_store_that_is_killed_blinds_the_watch_and_stops_nobody(tmp_path: Path) -> None:
+    plan = {"calls": 600, "rate": 200}
+    with store("tcp", tmp_path) as place:
+        processes = start(place, tmp_path, 3, plan)
+        assert processes[0].stdout is not None
+        # All have met when one says that it has; then the store is killed.
+        json.loads(processes[0].stdout.readline())
+        time.sleep(0.5)
+    found = finish(processes)
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    for lines in found:
+        assert all("the watch is blind since" in text for text in told(lines))
+        assert ended(lines)["stop_s"] < 4
+    assert any(told(lines) for lines in found)
+
+
+def test_a_process_that_is_stopped_and_goes_on_is_told_twice(tmp_path: Path) -> None:
+    plan = {"calls": 1_200, "rate": 200, "silence_s": 1}
+    with store("tcp", tmp_path) as place:
+        processes = start(place, tmp_path, 3, plan)
+        first = processes[0].stdout
+        assert first is not None
+        json.loads(first.readline())
+        # Until it has been heard: who never was is not missed.
+        time.sleep(0.5)
+        processes[2].send_signal(signal.SIGSTOP)
+        try:
+            line = json.loads(first.readline())
+        finally:
+            processes[2].send_signal(signal.SIGCONT)
+        found = finish(processes)
+    assert "rank 2 said nothing for 1." in line["told"]
+    assert "its process is stopped" in line["told"].replace("\n          ", " ")
+    assert any("it is over: rank 2 goes on (dead)" in text for text in told(found[1]))
+    assert ended(found[1])["verdict"]["verdict"]["code"] == 14
