@@ -8,11 +8,14 @@ from pathlib import Path
 
 from benchmarks import (
     agentic,
+    check_scale,
     commands,
+    consensus,
     conversation,
     evictions,
     exports,
     hits,
+    live,
     otlp,
     recorder,
     store,
@@ -28,8 +31,11 @@ def main() -> int:
     commands.main()
     tree.main()
     recorder.main()
+    consensus.main()
+    live.main()
     whole_run.main()
     volume.main()
+    check_scale.main()
     store.main()
     hits.main()
     exports.main()

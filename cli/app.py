@@ -22,6 +22,7 @@ try:
     from cli.commands.hits import hits
     from cli.commands.query import query
     from cli.commands.run import run
+    from cli.commands.watch import watch
     from cli.commands.zoo import app as zoo
     from cli.errors import INTERRUPTED, OK, USAGE, report, tell
     from cli.options import GroupedCommand
@@ -38,6 +39,7 @@ app = typer.Typer(
 app.command(short_help="A bug from production, its verdict and its twin, in one go.")(demo)
 app.command(cls=GroupedCommand, short_help="Run the runtime, simulated or in real processes.")(run)
 app.command(short_help="Which rank took the wrong turn, where and why.")(check)
+app.command(short_help="The same while the run goes on, and who is silent.")(watch)
 app.command(short_help="Which tier served the prompts, and why not more.")(hits)
 app.command(short_help="Ask the logs in SQL.")(query)
 app.command(short_help="The logs for Perfetto, OpenTelemetry, Parquet and others.")(export)

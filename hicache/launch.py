@@ -77,7 +77,7 @@ def run_gloo(
         plan: what `spec` says, for the summary.
         out, trace, trace_limits, progress: as of `sim.world.simulate`; `memory` is not for processes.
         timeout_s: a wait for another rank or for storage that is older ends the run as hung.
-        module: what a process runs: the worker, or one that looks at it; what that says goes to `say`, once.
+        module: what a process runs: the worker, or one that looks at it; what that says goes to `say`.
 
     Raises:
         ConfigError: the processes can't be started: no torch, or what one of them says.
@@ -195,8 +195,6 @@ class _Crew:
         self._progress = progress
         self._module = module
         self._say = say
-        # All ranks say the same.
-        self._said: set[str] = set()
         self._selector = selectors.DefaultSelector()
         self._buffers: dict[int, bytes] = {}
         # When the first rank ended badly, and what has been done about the others.
@@ -319,9 +317,7 @@ class _Crew:
         elif what == "warning":
             self._warnings(value)
         elif what == "observed":
-            if value not in self._said:
-                self._said.add(value)
-                self._say(value)
+            self._say(value)
         elif what == "refused":
             process.refusal = (value[0], value[1])
             self._ended(process, Ending(process.rank, "stopped", value[0]))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
+from cli import watched
 from cli.commands import run_options as opt
 from cli.errors import INTERRUPTED, TERMINATED, UNREADABLE, CliError, tell
 from cli.folder import own_files, prepared, refuse_used
@@ -450,8 +451,12 @@ def run_in_mode(plan: Plan, out: Path, how: How, progress: Progress | None) -> R
     from hicache.job import TraceLimits
 
     limits = TraceLimits(*how.trace_limits)
+    is_watched = how.mode != "sim" and watched.is_asked_for()
+    if is_watched and not how.is_logged:
+        tell(f"nothing is watched with --trace {how.trace}: --trace ring costs least")
+        is_watched = False
     if how.mode == "gloo":
-        from hicache.launch import run_gloo
+        from hicache.launch import WORKER, run_gloo
 
         assert how.spec is not None, "processes need a plan that can be written down"
         return run_gloo(
@@ -462,6 +467,8 @@ def run_in_mode(plan: Plan, out: Path, how: How, progress: Progress | None) -> R
             trace_limits=limits,
             timeout_s=how.timeout_s,
             progress=progress,
+            module=watched.MODULE if is_watched else WORKER,
+            say=watched.Speaker(),
         )
     if how.mode == "threads":
         from hicache.threads import run_threads
@@ -473,6 +480,8 @@ def run_in_mode(plan: Plan, out: Path, how: How, progress: Progress | None) -> R
             trace_limits=limits,
             timeout_s=how.timeout_s,
             progress=progress,
+            observe=watched.watching() if is_watched else None,
+            say=watched.Speaker(),
         )
     from hicache.sim.world import simulate
 
