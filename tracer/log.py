@@ -696,7 +696,7 @@ def _read_header(path: Path, sound: dict[bytes, dict[str, Any]]) -> dict[str, An
         if not line.endswith(b"\n"):
             raise _HeaderError("its first line was not finished")
         stamp, kind, body = line.partition(_HEADER_KIND)
-        if body in sound:
+        if kind and body in sound:
             return sound[body] | msgspec.structs.asdict(_HEADER_STAMP.decode(stamp + kind + b"}"))
         header: dict[str, Any] = _RECORD.decode(line)
     except FileNotFoundError:
@@ -716,7 +716,8 @@ def _read_header(path: Path, sound: dict[bytes, dict[str, Any]]) -> dict[str, An
             raise ValueError(wrong)
     except (msgspec.ValidationError, ValueError, TypeError) as error:
         raise _HeaderError(f"its header is damaged: {error}") from None
-    sound[body] = header
+    if kind:
+        sound[body] = header
     return header
 
 

@@ -26,7 +26,7 @@ from hicache.topology import Coordinates, Topology
 
 # How the error of a rank begins that only suffers from another one's end.
 LOST = "lost another rank: "
-# The channel on which stages hand on vectors of counts, and nothing else.
+# The channel on which stages hand on vectors of counts.
 VECTORS = "events"
 REDUCTIONS: dict[str, Callable[..., int]] = {"min": min, "max": max, "sum": lambda *values: sum(values)}
 
@@ -223,7 +223,7 @@ class LaneTransport:
     ) -> None:
         """The end of one side's part of a hop; of a vector, what it was."""
         told = "pp", purpose, op, "", numel, link.name, seq, link.peer
-        if channel == VECTORS:
+        if channel == VECTORS and type(message) is list:
             self._probes.meeting_leave_value(*told, vector_digest(message))
         else:
             self._probes.meeting_leave(*told)

@@ -531,3 +531,12 @@ def test_a_kind_that_became_known_later_is_in_a_later_header(tmp_path: Path) -> 
     assert lane.kinds["late"] == late
     (known,) = History.of(find_logs(tmp_path)).lanes
     assert known.source.kinds["late"] == late
+
+
+def test_headers_that_are_written_with_blanks_are_read_one_by_one(tmp_path: Path) -> None:
+    for rank in range(3):
+        path = write_lane(tmp_path, [], rank=rank, sizes={"tp": 3})
+        spaced = [json.dumps(json.loads(line)) for line in path.read_bytes().splitlines()]
+        path.write_text("".join(line + "\n" for line in spaced))
+    run = find_logs(tmp_path)
+    assert (run.ranks, run.unreadable) == ((0, 1, 2), ())
