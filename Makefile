@@ -9,7 +9,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet install --constraint const
 export OMP_NUM_THREADS = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fast soak bench lint types format clean
+.PHONY: help demo test fast soak bench peers compat lint types format clean
 
 help:  ## What can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 10
@@ -39,6 +39,12 @@ soak: $(DEV)  ## The suite's claims over many more seeds; the result is kept in 
 
 bench: $(DEV)  ## Speed of the tree and of a production trace; see benchmarks/README.md
 	$(BIN)/python -m benchmarks
+
+peers: $(DEV)  ## A real SGLang: healthy runs and faults; HICACHE_PEERS and HICACHE_RIG say where it is
+	$(BIN)/python -m tests.peers.matrix
+
+compat: $(DEV)  ## Which functions the published versions of SGLang have; downloads their wheels once
+	$(BIN)/python -m tests.peers.compat
 
 lint: $(DEV)  ## Style
 	$(BIN)/ruff check .

@@ -77,12 +77,12 @@ class Recording:
     ) -> None:
         self._warn = warn
         self._place = place
-        self._trace = _trace(warn)
-        self._limit_bytes = _limit_bytes(warn)
+        self._trace = trace_asked(warn)
+        self._limit_bytes = limit_bytes_asked(warn)
         self._is_own_folder = False
         self.folder = self._folder(agreed)
         self._packer = Packer() if self._trace == "ring" else None
-        top = header(place, kinds, lane=MAIN_LANE, run_id=agreed.run_id, tool_version=_version())
+        top = header(place, kinds, lane=MAIN_LANE, run_id=agreed.run_id, tool_version=tool_version())
         # Without sizes nobody can count them.
         self.header: dict[str, Any] = {
             **top,
@@ -262,7 +262,7 @@ def trace_folder() -> Path | None:
     return Path(text).absolute() if text else None
 
 
-def _trace(warn: Warn) -> str:
+def trace_asked(warn: Warn) -> str:
     text = os.environ.get(TRACE_VARIABLE, "").strip().lower() or TRACES[0]
     if text in TRACES:
         return text
@@ -270,7 +270,7 @@ def _trace(warn: Warn) -> str:
     return TRACES[0]
 
 
-def _limit_bytes(warn: Warn) -> int:
+def limit_bytes_asked(warn: Warn) -> int:
     text = os.environ.get(LIMIT_VARIABLE, "").strip()
     if not text:
         return LIMIT_BYTES
@@ -284,7 +284,7 @@ def _limit_bytes(warn: Warn) -> int:
     return LIMIT_BYTES
 
 
-def _version() -> str:
+def tool_version() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:

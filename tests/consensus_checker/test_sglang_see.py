@@ -1,0 +1,267 @@
+"""What hooks see besides arguments: keys by digest, requests once, idle steps, and who waits for whom."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from consensus_checker.sglang_place import place_of
+from consensus_checker.sglang_see import See
+from tests.support.fake_server import Key, Vector, request
+from tracer.keyed import COMMON_ALGORITHM, keyed_digest
+from tracer.record import Kind, Place, header
+from tracer.sinks import MemorySink
+from tracer.tracer import Tracer
+
+ALONG = {"tp": (0, 1)}
+
+
+class Seen:
+    """A `See` with lanes in memory."""
+
+    def __init__(self, place: Place | None = None) -> None:
+        place = place or place_of(0, ALONG, (0, 1), 2)
+        self._sinks: dict[str, MemorySink] = {}
+        lanes: dict[str, Tracer] = {}
+        ticks = iter(range(1_000_000))
+        for name in ("scheduler", "prefetch", "io", "sync", "backup"):
+            sink = self._sinks[name] = MemorySink()
+            top = header(place, [], lane=name, run_id="test", tool_version="test")
+            lanes[name] = Tracer(sink, top, lambda: next(ticks), has_steps=name == "scheduler")
+        self.lanes = lanes
+        self.see = See()
+        self.see.begin(lanes, place, keyed_digest(COMMON_ALGORITHM, 1))
+
+    def records(self, lane: str = "scheduler") -> list[dict[str, Any]]:
+        return [msgspec.json.decode(line) for line in self._sinks[lane].lines[1:]]
+
+
+def test_a_key_that_differs_at_its_end_or_by_its_tenant_has_another_digest() -> None:
+    see = Seen().see
+    tokens = array("q", range(40_000))
+    other = array("q", [*range(39_999), 7])
+    keys = [Key(tokens), Key(other), Key(tokens, "adapter"), Key(tokens, None, "salt")]
+    assert len({see.whole_key(key) for key in keys}) == 4
+    # A match looks at some tokens, its last ones among them; a salt alone shows at the insert.
+    assert len({see.key(key, 40_000) for key in keys[:3]}) == 3
+
+
+def test_a_list_of_tokens_and_an_array_have_one_digest() -> None:
+    see = Seen().see
+    tokens = array("q", range(100))
+    as_list: Any = Key(list(tokens))  # type: ignore[arg-type]
+    assert see.key(Key(tokens), 100) == see.key(as_list, 100)
+    assert see.whole_key(Key(tokens)) == see.whole_key(as_list)
+
+
+def test_a_key_is_looked_at_up_to_its_limit() -> None:
+    see = Seen().see
+    short, long = array("q", range(50)), array("q", range(60))
+    assert see.key(Key(short), 50) == see.key(Key(long), 50)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 33])
+def test_short_keys_have_digests_too(count: int) -> None:
+    see = Seen().see
+    assert len(see.key(Key(array("q", range(count))), count)) == 16
+
+
+def test_a_request_is_recorded_when_it_is_seen_first_and_again_after_it_has_ended() -> None:
+    seen = Seen()
+    first = request("r1")
+    for _ in range(2):
+        assert seen.see.request(first) == "r1"
+    seen.see.released(first)
+    seen.see.request(first)
+    first.finished_reason = "length"
+    seen.see.released(first)
+    seen.see.request(first)
+    assert seen.see.request(None) == ""
+    received = [record for record in seen.records() if record["kind"] == "request"]
+    found = [(record["rid"], record["order"], record["input_tokens"]) for record in received]
+    assert found == [("r1", 0, 64), ("r1", 1, 64)]
+
+
+def test_every_token_of_a_prompt_is_from_one_tier_or_computed() -> None:
+    seen = Seen()
+    req = SimpleNamespace(
+        rid="r1",
+        origin_input_ids=range(100),
+        prefix_len=48,
+        host_loaded_length=32,
+        fulfilled_storage_hit_len=lambda prefix_len: 16,
+    )
+    # Two parts of the prompt, and then its end with some of the answer.
+    for up_to in (80, 96, 120):
+        seen.see.computed(req, up_to)
+    admitted, *parts = seen.records()
+    tiers = [admitted[f"{tier}_tokens"] for tier in ("device", "host", "storage")]
+    assert [*tiers, admitted["extend_tokens"]] == [16, 16, 16, 52]
+    assert [part["computed_tokens"] for part in parts] == [[32], [16], [4]]
+
+
+def test_two_prompts_have_two_digests_and_no_token_is_written() -> None:
+    seen = Seen()
+    seen.see.request(request("a"))
+    other = request("b")
+    other.origin_input_ids[5] = 424_242
+    seen.see.request(other)
+    first, second = seen.records()
+    assert first["content"] != second["content"]
+    assert "424242" not in str(seen.records())
+
+
+def one_round(seen: Seen, *counts: int) -> None:
+    seen.see.begin_round(None)
+    emit = seen.lanes["scheduler"].emitter(ROUND)
+    emit(seen.see.round)
+    seen.see.agreed((counts[0], counts[1], counts[2:], ()))
+    seen.see.end_round()
+
+
+ROUND = Kind("event_round", "decision", agree=("tp",), compared=("round",), counters=("round",))
+
+
+def test_rounds_in_which_nothing_happened_are_counted_and_not_kept() -> None:
+    seen = Seen()
+    one_round(seen, 1, 0)
+    for _ in range(1000):
+        one_round(seen, 0, 0)
+    one_round(seen, 0, 2)
+    found = [(record["kind"], record.get("count")) for record in seen.records()]
+    assert ("idle", 999) in found or ("idle", 1000) in found
+    assert len(found) < 8
+
+
+def test_a_round_with_a_decision_behind_it_is_kept() -> None:
+    seen = Seen()
+    for number in range(4):
+        one_round(seen, 0, 0)
+        seen.see.request(request(f"r{number}"))
+    assert sum(record["kind"] == "event_round" for record in seen.records()) == 4
+
+
+def test_this_ranks_own_counts_are_facts_and_a_later_stage_has_none() -> None:
+    seen = Seen()
+    seen.see.note_vector(SimpleNamespace(pp_rank=0), Vector([3, 1, 5]))
+    assert (seen.see.local(0), seen.see.local(1)) == (3, 1)
+    # Without a store the vector goes on with something else.
+    assert seen.see.local(2, ()) is None
+    seen.see.note_vector(SimpleNamespace(pp_rank=1), Vector([0, 0, 0]))
+    assert seen.see.local(0) is None
+
+
+def test_a_stage_receives_goes_by_what_it_received_and_sends_it_on() -> None:
+    place = place_of(2, {"tp": (2, 3), "pp": (0, 2, 4)}, range(6), 6)
+    seen = Seen(place)
+    cache = SimpleNamespace(pp_rank=1, pp_size=3)
+    data = Vector([2, 0, 99, -99])
+    seen.see.begin_round(None)
+    seen.see.enter_pipeline(cache, data)
+    seen.see.leave_pipeline(cache, data)
+    seen.see.agreed((2, 0, (), ()))
+    found = seen.records()
+    calls = [(one["op"], one["phase"], one["peer"]) for one in found if one["kind"] == "meeting"]
+    assert calls == [("recv", "enter", 0), ("recv", "leave", 0), ("send", "enter", 4), ("send", "leave", 4)]
+    values = {one["value"] for one in found if one.get("value") is not None}
+    assert len(values) == 1
+    assert [one["kind"] for one in found if one["kind"] == "adopted"] == ["adopted"]
+
+
+def test_calls_of_one_group_are_numbered_and_a_rank_alone_meets_nobody() -> None:
+    op, tensor = "ReduceOp.MIN", Vector([1, 2, 3])
+    see = Seen().see
+    first, second = see.meet_attention(op, tensor), see.meet_attention("ReduceOp.MAX", Vector([1]))
+    assert first is not None
+    assert second is not None
+    assert (first[1], first[2], first[3], first[5]) == ("events", "min", 3, 0)
+    assert (second[1], second[2], second[3], second[5]) == ("deadline", "max", 1, 1)
+    alone = Seen(place_of(0, {}, (0,), 1)).see
+    assert alone.meet_attention(op, tensor) is None
+    assert see.meet_storage(op, tensor, []) is None
+
+
+def test_a_queue_has_one_digest_while_it_is_the_same() -> None:
+    see = Seen().see
+    scheduler = SimpleNamespace(waiting_queue=[request("a"), request("b")])
+    see.loops(scheduler)
+    first = see.waiting
+    see.loops(scheduler)
+    assert first == see.waiting
+    scheduler.waiting_queue.reverse()
+    see.loops(scheduler)
+    assert (see.waiting[0], first != see.waiting) == (2, True)
+
+
+def test_what_is_done_for_a_request_says_which_whatever_holds_it() -> None:
+    see = Seen().see
+    handle = SimpleNamespace(rid="r1", attempt_id=2)
+    assert [(see.rid(one), see.attempt(one)) for one in (handle, SimpleNamespace(handle=handle))] == [
+        ("r1", 2)
+    ] * 2
+    assert (see.rid("r2"), see.attempt("r2")) == ("r2", 0)
+    assert see.rid(SimpleNamespace(request_id="r3")) == "r3"
+    # An abort of all requests names none; an object's own text must not stand for it.
+    assert [see.rid(one) for one in (SimpleNamespace(rid=""), SimpleNamespace(), None)] == ["", "", ""]
+
+
+def test_lanes_carry_the_step_that_they_work_in(tmp_path: Path) -> None:
+    seen = Seen()
+    for _ in range(3):
+        one_round(seen, 1, 0)
+    seen.see.state("io", "backend", 7)
+    (record,) = seen.records("io")
+    assert (record["step"], record["state"], record["op"]) == (3, "backend", 7)
+
+
+def test_a_lane_that_is_at_work_when_the_server_ends_has_not_completed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    see = Seen().see
+    assert see.outcome_of("io") == "completed"
+    see.state("io", "backend", 7)
+    assert see.outcome_of("io") == "stopped"
+    # It would have been given what is read.
+    assert see.outcome_of("sync") == "stopped"
+    monkeypatch.setattr("consensus_checker.sglang_see.HUNG_S", 0.0)
+    assert see.outcome_of("io") == "hung"
+    see.state("io", "idle", None)
+    assert see.outcome_of("io") == "completed"
+    waiting = SimpleNamespace(prefetch_buffer=SimpleNamespace(qsize=lambda: 1))
+    see.begin_round(SimpleNamespace(cache_controller=waiting))
+    assert see.outcome_of("io") == "stopped"
+
+
+def test_a_server_without_rounds_has_steps_all_the_same() -> None:
+    seen = Seen()
+    scheduler = SimpleNamespace(waiting_queue=[])
+    for number in range(5):
+        seen.see.loops(scheduler)
+        seen.see.request(request(f"r{number}"))
+    # Passes in which nothing was decided are none.
+    for _ in range(100):
+        seen.see.loops(scheduler)
+    assert seen.lanes["scheduler"].step == 5
+
+
+def test_a_loop_that_nobody_knows_keeps_no_more_than_a_steps_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("consensus_checker.sglang_see.STEP_RECORDS_MAX", 10)
+    seen = Seen()
+    for number in range(100):
+        seen.see.request(request(f"r{number}"))
+    assert seen.lanes["scheduler"].step >= 8
+
+
+def test_a_request_that_a_client_has_called_by_a_sentence_is_called_by_its_digest() -> None:
+    seen = Seen()
+    name = seen.see.request(request("my name is Smith"))
+    assert name.startswith("text-")
+    assert {seen.see.rid("my name is Smith"), seen.see.rid(SimpleNamespace(rid="my name is Smith"))} == {name}
+    assert "Smith" not in str(seen.records())
