@@ -185,6 +185,9 @@ def _facts(
     readings = []
     counted = _counted(history) if not differing <= frozenset(declared.led) else frozenset()
     for fact in declared.local:
+        if differing and declared.feeds.get(fact, fact) not in (fact, *differing):
+            # It goes into another field, and that one is equal.
+            continue
         if fact not in counted and all(fact in record for record in records):
             need_field = declared.needs.get(fact) if is_needed else None
             # Who declines may write that it took 0: the need is what the others wrote.

@@ -240,6 +240,16 @@ EVENT_ROUND = Kind(
         "side_releases_agreed",
         "writes_agreed",
     ),
+    feeds={
+        "writes_done": "writes_agreed",
+        "loads_done": "loads_agreed",
+        "backups_reserved": "backups_agreed",
+        "hits_ready": "hits_agreed",
+        "prefetch_acks_ready": "prefetch_acks_agreed",
+        "storage_acks_ready": "storage_acks_agreed",
+        "releases_ready": "releases_agreed",
+        "side_releases_ready": "side_releases_agreed",
+    },
     counters=("round",),
 )
 # Without storage the fields of storage are left out, not written as null: most of a log is event rounds.

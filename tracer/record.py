@@ -60,6 +60,8 @@ class Kind:
             word of a refusal is less than any other.
         needs: local fact -> field of the same record that says how much of it was needed. The
             `result` is expected to be less where the fact falls below the need.
+        feeds: local fact -> the compared field that is made of it and of its likes on other ranks: it
+            explains a difference in no other field.
         counters: integer fields that go on counting while nothing happens, such as the number of a round:
             two idle steps are alike when they differ in nothing else.
     """
@@ -74,6 +76,7 @@ class Kind:
     led: tuple[str, ...] = ()
     result: str | None = None
     needs: Mapping[str, str] = field(default_factory=dict)
+    feeds: Mapping[str, str] = field(default_factory=dict)
     counters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -89,6 +92,9 @@ class Kind:
         for fact, need in self.needs.items():
             assert fact in self.local, f"kind {self.name}: need of {fact}, which is not a local fact"
             assert need in names, f"kind {self.name}: {fact} needs {need}, which is not a field"
+        for fact, fed in self.feeds.items():
+            assert fact in self.local, f"kind {self.name}: {fact} feeds {fed}, and is no local fact"
+            assert fed in self.compared, f"kind {self.name}: {fact} feeds {fed}, which is not compared"
         assert set(self.counters) <= set(names), f"kind {self.name}: counters that are not fields"
 
     @property
@@ -109,6 +115,8 @@ class Kind:
             parts["result"] = self.result
         if self.needs:
             parts["needs"] = dict(self.needs)
+        if self.feeds:
+            parts["feeds"] = dict(self.feeds)
         if self.counters:
             parts["counters"] = list(self.counters)
         return parts
@@ -127,9 +135,10 @@ class Kind:
                 raise ValueError(f"kind {name}: {part} is not a list of names")
             return tuple(value)
 
-        needs = parts.get("needs", {})
-        if not isinstance(needs, dict):
-            raise ValueError(f"kind {name}: needs is not a map")
+        maps = {part: parts.get(part, {}) for part in ("needs", "feeds")}
+        for part, value in maps.items():
+            if not isinstance(value, dict):
+                raise ValueError(f"kind {name}: {part} is not a map")
         try:
             return cls(
                 name,
@@ -141,7 +150,8 @@ class Kind:
                 leader=parts.get("leader"),
                 led=names("led"),
                 result=parts.get("result"),
-                needs=needs,
+                needs=maps["needs"],
+                feeds=maps["feeds"],
                 counters=names("counters"),
             )
         except AssertionError as error:

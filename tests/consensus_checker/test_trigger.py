@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from consensus_checker.check import check
 from consensus_checker.finding import Finding
 from tests.support.history import history, lanes
+from tracer.record import Kind
 
 
 def finding_of(text: str) -> Finding:
@@ -222,3 +225,27 @@ def test_a_fact_that_was_alike_in_between_is_apart_only_since_then() -> None:
     trigger = check(history(text)).finding.trigger
     assert trigger is not None and trigger.since_step == 2
     assert "since" not in trigger.summary
+
+
+def test_a_fact_that_feeds_another_field_explains_nothing() -> None:
+    """`hits_ready` goes into `queued`, and that is equal: that it differs as well is a coincidence."""
+    text = """
+        0  round?{writes_done=1 hits_ready=0}  round=1:7
+        1  round?{writes_done=1 hits_ready=0}  round=1:7
+        2  round?{writes_done=1 hits_ready=3}  round=2:7
+    """
+    assert check(history(text)).finding.trigger is None
+    fed = text.replace("writes_done=1 hits_ready=3", "writes_done=4 hits_ready=3")
+    trigger = check(history(fed)).finding.trigger
+    assert trigger is not None and trigger.fact == "writes_done"
+
+
+def test_what_feeds_a_field_is_in_the_header() -> None:
+    kind = Kind(
+        "round", "decision", agree=("tp",), compared=("agreed",), local=("done",), feeds={"done": "agreed"}
+    )
+    assert Kind.from_declaration("round", kind.declaration()) == kind
+    with pytest.raises(ValueError, match="feeds agreed, which is not compared"):
+        Kind.from_declaration("round", {"role": "note", "local": ["done"], "feeds": {"done": "agreed"}})
+    with pytest.raises(ValueError, match="feeds is not a map"):
+        Kind.from_declaration("round", {"role": "note", "feeds": ["done"]})

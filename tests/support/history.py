@@ -95,9 +95,10 @@ KINDS = (
         "decision",
         agree=REPLICA,
         compared=("queued", "writes_agreed"),
-        local=("writes_done", "loads_done"),
+        local=("writes_done", "loads_done", "hits_ready"),
         leader="pp",
         led=("writes_agreed",),
+        feeds={"hits_ready": "queued"},
     ),
     Kind("transfer_done", "transfer", info=("op",)),
     Kind(
