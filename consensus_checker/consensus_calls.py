@@ -256,16 +256,18 @@ def decorated(
     """The wrapper, as static or class method where `function` is one, and what binds it."""
     descriptor = type(function) if isinstance(function, classmethod | staticmethod) else None
     raw = function.__func__ if descriptor is not None else function
-    signature = inspect.signature(raw)
+    # Where no parameter is looked at it takes what it takes, whatever the function below a `wraps` takes.
+    signature = inspect.signature(raw, follow_wrapped=bool(same_params))
+    name = str(getattr(raw, "__name__", type(raw).__name__))
     params = _params(signature, same_params, has_receiver=_has_receiver(function))
     results = _results(same_results)
-    make = _Maker(raw, signature, params, results)
+    make = _Maker(raw, name, signature, params, results)
     wrapper, bind = make.made()
     update_wrapper(wrapper, raw)
     own = Decorated(
         str(getattr(raw, "__module__", "")),
-        str(getattr(raw, "__qualname__", raw.__name__)),
-        str(raw.__name__),
+        str(getattr(raw, "__qualname__", name)),
+        name,
         params,
         results,
         bind,
@@ -318,7 +320,7 @@ def _field(text: str) -> str:
 def _parsed(text: str) -> ast.Expression | None:
     try:
         return ast.parse(text.strip(), mode="eval")
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError):
         return None
 
 
@@ -336,11 +338,13 @@ class _Maker:
     def __init__(
         self,
         function: Callable[..., Any],
+        shown: str,
         signature: inspect.Signature,
         params: Sequence[Selected],
         results: Sequence[Selected],
     ) -> None:
         self._function = function
+        self._shown = shown
         self._signature = signature
         self._names = set(signature.parameters)
         self._params = params
@@ -368,7 +372,7 @@ class _Maker:
             p=own,
             awaited="await " if is_async else "",
             arguments=arguments,
-            shown=function.__name__,
+            shown=self._shown,
             call=call,
             raised=indented(self._record("raise", [f"{own}error_name"]), 4),
             returned=returned,
@@ -387,7 +391,7 @@ class _Maker:
         )
         # What an expression may name besides the parameters: nothing of the function's own module.
         namespace: dict[str, Any] = {"__builtins__": dict(BUILTINS)}
-        exec(compile(code, f"<rank_consensus {function.__name__}>", "exec"), namespace)
+        exec(compile(code, f"<rank_consensus {self._shown}>", "exec"), namespace)
         made = namespace[f"{own}make"](function, *self._cells.values())
         return cast(tuple[Callable[..., Any], Callable[..., None]], made)
 
@@ -429,7 +433,7 @@ class _Maker:
         cell = f"{self._own}eval_{at}"
         try:
             code: Any = compile(text.strip(), "<rank_consensus>", "eval")
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, RecursionError):
             # As written, so that whoever calls the function is told.
             code = text
 

@@ -26,11 +26,14 @@ from uuid import UUID
 # Content above this is looked at in as many places as fit in it, at equal distances.
 CONTENT_BYTES_MAX = 8 << 20
 PLACE_BYTES = 64 << 10
+ITEM_BYTES_MAX = 32
+# What is not in one piece is copied as a whole up to here; beyond, only the places are, item by item.
+COPIED_BYTES_MAX = 64 << 20
 # Lists shorter than this are not worth a look at whether they hold numbers only.
 BULK_MIN = 16
 # Of `marshal`: the one before references, with which equal values could have different bytes.
 MARSHAL_VERSION = 2
-# numpy's codes of long doubles, and of pairs of them; those of 80 bits have so many of fraction, in so many bytes.
+# numpy's codes of long doubles, and of pairs of them; those of so many bits of fraction have so many bytes.
 LONG_DOUBLES, LONG_DOUBLE_BITS, LONG_DOUBLE_BYTES = ("g", "G"), 63, 10
 # A sequence's kind and length, and an integer of 32 bits: its kind, and four bytes.
 HEAD_BYTES, NUMBER_BYTES = 5, 5
@@ -172,6 +175,12 @@ def exact_number(value: Any) -> int | float:
     return int.__pos__(value) if isinstance(value, int) else float.__pos__(value)
 
 
+def plain_scalar(value: Any) -> Any:
+    """A number of numpy's as Python's; one that Python has nothing for as an array."""
+    plain = value.item()
+    return sys.modules["numpy"].asarray(value) if type(plain) is type(value) else plain
+
+
 def parts_of(value: Any) -> Any:
     """What a value of `BY_PARTS` is made of.
 
@@ -242,7 +251,9 @@ def places(byte_count: int) -> Iterator[tuple[int, int]]:
     count = CONTENT_BYTES_MAX // PLACE_BYTES
     for number in range(count):
         start = (byte_count - PLACE_BYTES) * number // (count - 1)
-        yield start, start + PLACE_BYTES
+        # No item stands across the begin of a place, whatever its size.
+        start -= start % ITEM_BYTES_MAX
+        yield start, start + PLACE_BYTES if number < count - 1 else byte_count
 
 
 def content_of(value: Any) -> bytes | memoryview:
@@ -272,8 +283,8 @@ def tensor_content(value: Any) -> bytes | None:
         return None
     own = value.detach()
     byte_count = own.numel() * own.element_size()
-    if byte_count > CONTENT_BYTES_MAX and not own.is_contiguous():
-        # A copy of all of it may be far larger than it is: an expanded tensor has few bytes of its own.
+    if byte_count > COPIED_BYTES_MAX and not own.is_contiguous():
+        # A copy may be far larger than all that is there: an expanded tensor has few bytes of its own.
         return b"".join(_scattered(own, start, end) for start, end in places(byte_count))
     return _tensor_bytes(own) if byte_count else b""
 
@@ -307,10 +318,10 @@ def array_content(value: Any) -> bytes | None:
         return None
     if value.nbytes <= CONTENT_BYTES_MAX:
         data = bytes(value.tobytes())
-    elif value.flags.c_contiguous:
-        data = _at(value.ctypes.data, value.nbytes)
+    elif value.flags.c_contiguous or value.nbytes <= COPIED_BYTES_MAX:
+        own = sys.modules["numpy"].ascontiguousarray(value)
+        data = _at(own.ctypes.data, own.nbytes)
     else:
-        # As with tensors: a copy of all of it may be far larger than it is.
         data = b"".join(_flat(value, start, end) for start, end in places(value.nbytes))
     return _without_padding(value.dtype, data)
 
@@ -323,7 +334,7 @@ def _flat(value: Any, start: int, end: int) -> bytes:
 
 
 def _without_padding(dtype: Any, data: bytes) -> bytes:
-    """A long double of 80 bits stands in 16 bytes, and what the rest of them holds is left over from others."""
+    """A long double of 80 bits stands in 16 bytes: what is in the other six is left over from before."""
     if dtype.char not in LONG_DOUBLES or sys.modules["numpy"].finfo(dtype).nmant != LONG_DOUBLE_BITS:
         return data
     room = dtype.itemsize // (2 if dtype.char == "G" else 1)

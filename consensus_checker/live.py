@@ -61,6 +61,8 @@ PERIOD_S = 0.05
 URGENT_S = 0.005
 # Posts into a store whose file grows: when something has changed, and when nothing has.
 GROWING_S, GROWING_IDLE_S = 0.25, 1.0
+# A post that is due so often is never missed by whoever takes silence for a death.
+IDLE_PART = 0.5
 # A pause of its own says nothing about others: of each period no more than this counts.
 WATCHED_S_MAX = 0.5
 # `stop` waits so long for the others, and so much longer for a store that does not answer.
@@ -122,6 +124,7 @@ class Watcher:
         self._folder = folder
         self._silence_s = silence_s
         self._period_s = period_s
+        self._idle_s = min(GROWING_IDLE_S, IDLE_PART * silence_s)
         run = f"{header.get('run_id', '')}.{header.get('attempt', 0)}"
         self._mailbox = Mailbox(store, f"hicache.watch/{run}/{self.members[0]}/")
         self._own = Own(rank, lanes, header, folder, self.members, still_s=min(STILL_S, silence_s / 8))
@@ -345,7 +348,8 @@ class Watcher:
         state = self._own.links, self._own.step, self._told, self._ended
         has_changed = state != self._posted
         is_last = bool(self._ended) and has_changed
-        if not is_last and now_s - self._posted_s < (GROWING_S if has_changed else GROWING_IDLE_S):
+        due_s = min(GROWING_S, self._idle_s) if has_changed else self._idle_s
+        if not is_last and now_s - self._posted_s < due_s:
             return False
         self._posted = state
         return True
@@ -413,7 +417,7 @@ class Watcher:
         """A file that grows is written when something has changed, and else once a second."""
         state = finder.ask, finder.is_urgent, finder.is_closed
         now_s = time.monotonic()
-        if self._mailbox.is_growing and state == self._said and now_s - self._said_s < GROWING_IDLE_S:
+        if self._mailbox.is_growing and state == self._said and now_s - self._said_s < self._idle_s:
             return False
         self._said, self._said_s = state, now_s
         return True

@@ -287,15 +287,18 @@ def host_of_this() -> str:
     return _host()
 
 
+GONE = ("its process is gone", "its process is stopped")
+
+
 def fate_of(pid: int) -> str:
     """What is known of a process of this machine."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             state = file.read().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return "its process is gone"
+        return GONE[0]
     except (OSError, IndexError):
         return ""
     if state in "ZX":
-        return "its process is gone"
-    return "its process is stopped" if state in "Tt" else "its process is there and does not run its watcher"
+        return GONE[0]
+    return GONE[1] if state in "Tt" else "its process is there and does not run its watcher"

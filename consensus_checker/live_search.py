@@ -26,6 +26,8 @@ from tracer.record import HEART_LANE, Kind
 ANSWER_S = 0.5
 # Where the ranks that have come to a difference are not enough to say who is odd, the others are waited for.
 JOIN_S, AGAIN_S = 1.0, 0.1
+# And so much longer as long as all of them go on.
+COMING_S, MOVED_S = 4.0, 0.5
 # Ranks that do not answer may only be slow: so long the search begins again.
 HUNT_S = 5.0
 
@@ -338,7 +340,7 @@ class Search:
                 "they are not compared any more",
             )
             return
-        if not screen.verdict.finding.culprit and self._may_be_joined(key, found):
+        if self._may_be_joined(key, found, screen.verdict.finding.culprit):
             return
         self._given_up[key] = "a divergence was found"
         first = screen.verdict.finding.first_divergence
@@ -347,23 +349,31 @@ class Search:
         # What is only known by its digests may follow from what has a record.
         self._found.append(((first is None, *place), screen.verdict, screen.lines))
 
-    def _may_be_joined(self, key: Key, found: Found | None) -> bool:
-        """Whether ranks that have yet to come to the place may settle who is right: it is looked at later."""
+    def _may_be_joined(self, key: Key, found: Found | None, accused: Sequence[int]) -> bool:
+        """Whether ranks that have yet to come to the place may settle who is right: it is looked at later.
+
+        Two against one are no majority as long as a fourth may come to the one.
+        """
         fit = self._fit(key)
         if found is None or found.place is None or len(fit) < 3:
             return False
+        seen = self._members.seen
         coming = [
             rank
             for rank, told in found.window.items()
-            if told.first + len(parts(told)) <= found.place and not self._members.seen[rank].post.ended
+            if told.first + len(parts(told)) <= found.place and not seen[rank].post.ended
         ]
-        return bool(coming) and self._is_again(key, JOIN_S)
+        is_settled = bool(accused) and 2 * (len(fit) - len({*accused, *coming})) > len(fit)
+        if not coming or is_settled:
+            return False
+        do_move = all(seen[rank].still_s.get(key[0], 0.0) < MOVED_S for rank in coming)
+        return self._is_again(key, JOIN_S, COMING_S if do_move else 0.0)
 
-    def _is_again(self, key: Key, seconds: float) -> bool:
+    def _is_again(self, key: Key, seconds: float, more_s: float = 0.0) -> bool:
         """Have a difference looked at again in a moment, for so many seconds from the first time on."""
         end_s, _ = self._later.setdefault(key, (self.watched_s + seconds, 0.0))
         self._later[key] = end_s, self.watched_s + AGAIN_S
-        return self.watched_s < end_s
+        return self.watched_s < end_s + more_s
 
     def _dropped(self, rank: int, key: Key) -> dict[str, int]:
         """Kinds of the chain that a rank has given up."""

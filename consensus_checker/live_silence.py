@@ -21,6 +21,7 @@ from typing import Any
 from consensus_checker.deaths import DEAD
 from consensus_checker.ending import FROZEN, STALL, UNFINISHED
 from consensus_checker.finding import Evidence, Finding, Level, Victim
+from consensus_checker.live_own import GONE
 from consensus_checker.live_posts import Inside, LanePost, Post, meeting_key
 from consensus_checker.words import call_text, place_text, ranks_text
 from tracer.record import BACKEND, COLLECTIVE, Kind
@@ -29,6 +30,8 @@ from tracer.record import BACKEND, COLLECTIVE, Kind
 # been heard for so long may be about to be found dead, which says more.
 WITH_PARTS = 2
 FADING_PARTS = 4
+# Who has been silent for nearly as long as one that is dead is waited for, a little.
+DYING_PART, DYING_PARTS_MAX = 0.75, 1.2
 # Stores may be slow, and so may a collective that all have joined: only what is far beyond is told.
 SLOW_PARTS = 5
 
@@ -104,6 +107,13 @@ class View:
             if member.age_s >= self.silence_s / FADING_PARTS and not member.post.ended
         )
 
+    @property
+    def are_more_dying(self) -> bool:
+        """Whether others fell silent at about the same time: those are told together, a moment later."""
+        ages_s = [member.age_s for member in self.members.values() if not member.post.ended]
+        is_about = any(DYING_PART * self.silence_s <= age_s < self.silence_s for age_s in ages_s)
+        return is_about and max(ages_s) < DYING_PARTS_MAX * self.silence_s
+
     def longest(self, ranks: Sequence[int]) -> float:
         """For how long the first of them has stood still."""
         return max(self.members[rank].still_s.get(self.main, 0.0) for rank in ranks)
@@ -147,7 +157,8 @@ def judge(view: View) -> list[Alarm]:
     waits = _waits(view)
     found: list[Alarm] = []
     if view.dead:
-        found.append(_dead(view, waits))
+        if not view.are_more_dying:
+            found.append(_dead(view, waits))
     elif blocked := [wait for wait in waits if wait.missing]:
         if not view.fading & {rank for wait in blocked for rank in wait.missing}:
             found.append(_stalled(view, blocked))
@@ -239,7 +250,8 @@ def _dead(view: View, waits: Sequence[_Wait]) -> Alarm:
     )
     waiting = tuple(sorted({rank for wait in waits for rank in wait.ranks}))
     text += _waiting_text(waits)
-    level: Level = "high" if fates else "medium"
+    # One that is there may go on: it holds the interpreter, or its thread has ended.
+    level: Level = "high" if fates and fates <= set(GONE) else "medium"
     finding = Finding(
         "dead",
         14,

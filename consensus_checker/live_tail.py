@@ -8,7 +8,7 @@ again. That takes at most a part of the time, so that the larger the logs the ra
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
@@ -25,6 +25,7 @@ from consensus_checker.screen import first_screen
 from consensus_checker.verdict import Coverage, Verdict
 from tracer.errors import LogError
 from tracer.follow import Follower, LaneTail
+from tracer.heart import PERIOD_S as HEART_S
 from tracer.log import find_logs
 from tracer.record import HEART_LANE, IDLE_STEPS, MAIN_LANE, OWN_KINDS, Kind
 
@@ -37,6 +38,12 @@ CHECK_S_MIN = 1.0
 STILL_S = 0.5
 # What a running job can be told; a log without an end says nothing as long as it is written.
 RUNNING = ("divergence", "mismatch", "invariant")
+# When no heart has beaten for so many times as long as a silence may be, a run is over.
+GONE_PARTS = 4
+# What of a run there is at least, as long as its folder is.
+LOG_FILES = "rank*.jsonl*"
+# What the check says of an accusation that ranks which are still coming may turn.
+OPEN = "not every rank's log reaches this call"
 # Name of the lane, axes, and the coordinates off these.
 _Group = tuple[str, tuple[str, ...], tuple[tuple[str, int], ...]]
 _OWN = frozenset(kind.name for kind in OWN_KINDS)
@@ -121,11 +128,19 @@ class LogWatcher:
         self._checked: list[Told] = []
         self._check_due_s = 0.0
         self._has_news = False
+        # Nobody is left whose log could go on: all have ended or been killed.
+        self._are_all_gone = False
+        # What ranks that have yet to come to the place may turn, since when.
+        self._held: dict[str, tuple[float, Told]] = {}
 
     @property
     def is_over(self) -> bool:
         """Whether all lanes have ended and what they hold has been checked."""
-        return self._follower.is_over and self._checking is None and not self._has_news
+        return self._is_at_end and self._checking is None and not self._has_news
+
+    @property
+    def _is_at_end(self) -> bool:
+        return self._follower.is_over or self._are_all_gone
 
     def close(self) -> None:
         self._follower.close()
@@ -145,6 +160,9 @@ class LogWatcher:
         Raises:
             LogError: what is there is no log of ours.
         """
+        if self._lanes and not any(self._folder.glob(LOG_FILES)):
+            # Its ranks may go on, into files that nobody can open any more.
+            raise LogError(f"{self._folder} was removed, or its logs were, while it was watched")
         now_s = time.monotonic()
         dt_s, self._polled_s = min(now_s - self._polled_s, self._silence_s / 2), now_s
         moved = set()
@@ -160,6 +178,7 @@ class LogWatcher:
         for key, lane in self._lanes.items():
             self._look(lane, 0.0 if key in moved else dt_s)
         self._follow_behind(dt_s)
+        self._look_for_the_living()
         return (*self._check(now_s), *self._silent())
 
     def states(self) -> tuple[LaneState, ...]:
@@ -227,28 +246,54 @@ class LogWatcher:
 
     # What is found.
 
+    def _look_for_the_living(self) -> None:
+        """A run that was killed has no end in its logs, and is over all the same."""
+        members = self._view().members.values()
+        long_s = GONE_PARTS * self._silence_s
+        is_so = bool(members) and all(one.post.ended or one.age_s >= long_s for one in members)
+        if is_so and not self._are_all_gone:
+            self._has_news = True
+        self._are_all_gone = is_so
+
     def _check(self, now_s: float) -> Iterator[Told]:
         """Check in the background, and hand out what that has come to."""
         if self._checking is not None and not self._checking.is_alive():
             self._checking = None
-            yield from self._newly(self._checked)
+            yield from self._newly(self._checked, now_s)
             self._checked = []
-        is_due = now_s >= self._check_due_s or self._follower.is_over
+        yield from self._held_for_long(now_s)
+        is_due = now_s >= self._check_due_s or self._is_at_end
         if self._checking is None and self._has_news and is_due:
             self._has_news = False
-            self._checking = Thread(target=self._check_all, args=(self._follower.is_over,), daemon=True)
+            self._checking = Thread(target=self._check_all, args=(self._is_at_end,), daemon=True)
             self._checking.start()
 
-    def _newly(self, found: list[Told]) -> Iterator[Told]:
+    def _newly(self, found: list[Told], now_s: float) -> Iterator[Told]:
         for told in found:
-            first = told.verdict.finding.first_divergence
-            key = (
-                f"{told.verdict.kind} {(first.scope, first.index) if first else told.verdict.finding.summary}"
-            )
-            if key not in self._told:
-                self._told.add(key)
-                self.verdict = told.verdict
-                yield told
+            finding = told.verdict.finding
+            first = finding.first_divergence
+            place = (first.scope, first.index, finding.culprit) if first else finding.summary
+            key = f"{finding.kind} {place}"
+            if key in self._told:
+                continue
+            if OPEN in finding.basis and not self._is_at_end:
+                since_s, _ = self._held.get(key, (now_s, told))
+                self._held = {key: (since_s, told)}
+                continue
+            self._held.clear()
+            yield self._tell(key, told)
+
+    def _held_for_long(self, now_s: float) -> Iterator[Told]:
+        """Whoever has not come to the place by now may never do so."""
+        for key, (since_s, told) in list(self._held.items()):
+            if now_s - since_s >= self._silence_s:
+                del self._held[key]
+                yield self._tell(key, told)
+
+    def _tell(self, key: str, told: Told) -> Told:
+        self._told.add(key)
+        self.verdict = told.verdict
+        return told
 
     def _check_all(self, is_over: bool) -> None:
         begin_s = time.monotonic()
@@ -265,7 +310,7 @@ class LogWatcher:
             self._checked.append(Told(verdict, tuple(first_screen(verdict, history))))
 
     def _silent(self) -> Iterator[Told]:
-        if self._follower.is_over:
+        if self._is_at_end:
             return
         view = self._view()
         for alarm in judge(view):
@@ -323,7 +368,7 @@ class LogWatcher:
             ]
             ended = "completed" if all(lane.is_over for lane in own if lane.name != HEART_LANE) else ""
             heart = next((lane for lane in own if lane.name == HEART_LANE), None)
-            age_s = heart.still_s if heart is not None and not heart.is_over else 0.0
+            age_s = _silent_s(heart, own) if heart is not None and not heart.is_over else 0.0
             post = Post(VERSION, rank, "", 0, "", coordinates, "", 0, lanes, 0, ended)
             members[rank] = Member(rank, post, age_s, {lane.name: lane.still_s for lane in own})
         behind = {
@@ -344,6 +389,11 @@ class LogWatcher:
                 is_still = head == at and lane.still_s >= self._silence_s
                 is_behind = is_still and head < most[self._group(lane, axes)]
                 times[lane.rank] = head, seconds + dt_s if is_behind else 0.0
+
+
+def _silent_s(heart: _Lane, lanes: Sequence[_Lane]) -> float:
+    """For how long a rank has given no sign of life that it should have given: whoever writes lives too."""
+    return max(0.0, min(heart.still_s - HEART_S, *(lane.still_s for lane in lanes)))
 
 
 def _text(record: Mapping[str, Any]) -> str:

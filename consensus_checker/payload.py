@@ -92,16 +92,22 @@ class Payloads:
         Args:
             name: what the value is called; it tells whether text is a request's id.
         """
-        try:
-            shown = self._shown(value, name, is_top=True)
-        except Exception as error:
-            if not self._has_told:
-                self._has_told = True
-                self._tell(f"a value of {name or 'a call'} could not be looked at: {type(error).__name__}")
-            shown = ["?", type(error).__name__]
+        shown = self._guarded(value, name, is_top=True)
         if self._long:
             self._long.clear()
         return shown
+
+    def _guarded(self, value: Any, name: str, *, is_top: bool) -> Any:
+        try:
+            return self._shown(value, name, is_top=is_top)
+        except Exception as error:
+            return ["?", self._failed(error, name)]
+
+    def _failed(self, error: Exception, name: str = "") -> str:
+        if not self._has_told:
+            self._has_told = True
+            self._tell(f"a value of {name or 'a call'} could not be looked at: {type(error).__name__}")
+        return type(error).__name__
 
     def _shown(self, value: Any, name: str, *, is_top: bool) -> Any:
         kind = type(value)
@@ -144,7 +150,7 @@ class Payloads:
         if not fields and plan.style == "object":
             return [plan.name]
         if is_top and len(fields) <= FIELDS_MAX and all(name.isidentifier() for name, _ in fields):
-            return [plan.name, {name: self._shown(own, name, is_top=False) for name, own in fields}]
+            return [plan.name, {name: self._guarded(own, name, is_top=False) for name, own in fields}]
         about: list[Any] = []
         if plan.style == "object" and fields[0][0] in REQUEST_NAMES:
             about.append(self._shown(fields[0][1], fields[0][0], is_top=False))
@@ -199,8 +205,13 @@ class Payloads:
             out += b"~"
             return
         room.path.append(id(value))
+        start = len(out)
         try:
             self._put_content(out, value, plan, room, depth + 1)
+        except Exception as error:
+            # Only this part of the value can't be looked at.
+            del out[start:]
+            _put_text(out, b"?", self._failed(error))
         finally:
             room.path.pop()
 
@@ -215,9 +226,9 @@ class Payloads:
             case "array":
                 self._put_array(out, value)
             case "set":
-                self._put_unordered(out, [(member,) for member in value], room, depth)
+                self._put_unordered(out, len(value), lambda: [(member,) for member in value], room, depth)
             case "dict":
-                self._put_unordered(out, list(value.items()), room, depth)
+                self._put_unordered(out, len(value), lambda: list(value.items()), room, depth)
             case "fields" | "object":
                 for name, own in self._fields(value, plan):
                     _put_text(out, b".", name)
@@ -277,16 +288,21 @@ class Payloads:
         out += data if len(data) <= OWN_BYTES_MAX else self._digest(data).encode()
 
     def _put_unordered(
-        self, out: bytearray, entries: Sequence[Sequence[Any]], room: Room, depth: int
+        self,
+        out: bytearray,
+        count: int,
+        entries: Callable[[], Sequence[Sequence[Any]]],
+        room: Room,
+        depth: int,
     ) -> None:
         """Each entry has the same room, so that which comes first does not decide what is looked at."""
-        out += b"u%d:" % len(entries)
-        share = room.left // len(entries) if entries else 0
+        out += b"u%d:" % count
+        share = room.left // count if count else 0
         if not share:
-            out += b"~" if entries else b""
+            out += b"~" if count else b""
             return
         parts = []
-        for entry in entries:
+        for entry in entries():
             own = Room(share, room.path)
             part = bytearray()
             for value in entry:

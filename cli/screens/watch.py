@@ -26,6 +26,7 @@ LANES_MAX = 24
 HEADINGS = ("rank", "lane", "step", "calls", "last", "still", "behind", "state")
 # Plain lines: a sign of life so often.
 LIFE_S = 30.0
+NO_LANE = "no lane yet"
 
 
 @contextmanager
@@ -53,14 +54,17 @@ class Plain:
     def __init__(self, path: Path, *, quiet: bool) -> None:
         self._path = path
         self._quiet = quiet
-        self._said_s = 0.0
+        self._said_s = -LIFE_S
+        self._has_lanes = False
 
     def __call__(self, look: Look) -> None:
         states, found = look
         now_s = time.monotonic()
-        if not self._quiet and states and now_s - self._said_s >= LIFE_S:
+        is_first = bool(states) and not self._has_lanes
+        self._has_lanes = bool(states)
+        if not self._quiet and (is_first or now_s - self._said_s >= LIFE_S):
             self._said_s = now_s
-            show([heading(self._path, states)])
+            show([heading(self._path, states) if states else f"{self._path}: {NO_LANE}"])
         for told in found:
             if self._quiet:
                 word = told.verdict.kind.upper().replace("_", " ")
@@ -86,7 +90,7 @@ def heading(path: Path, states: Sequence[LaneState]) -> str:
 def lines(path: Path, states: Sequence[LaneState], seconds: float) -> list[Text]:
     """The whole table, at most `LANES_MAX` lanes of it."""
     if not states:
-        return [Text(f"{path}: no lane yet")]
+        return [Text(f"{path}: {NO_LANE}")]
     shown = list(states)
     if len(shown) > LANES_MAX:
         telling = sorted(states, key=lambda one: (not one.is_behind, -one.still_s, one.rank))[:LANES_MAX]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import subprocess
 import sys
@@ -277,6 +278,51 @@ def test_a_function_inside_of_a_method_has_no_receiver(folder: Path) -> None:
     inner(7)
     shutdown()
     assert events(folder)[0] == ("inner", "call", 7)
+
+
+def test_what_has_no_name_of_its_own_is_called_by_its_type(folder: Path) -> None:
+    class Evict:
+        def __call__(self, tokens: int) -> int:
+            return tokens
+
+    add = rank_consensus(same_params=True, same_results=True)(functools.partial(int.__add__, 1))
+    evict = rank_consensus(same_params=True)(Evict())
+    alone()
+    assert (add(2), evict(64)) == (3, 64)
+    shutdown()
+    assert [one[:2] for one in events(folder)] == [
+        ("partial", "call"),
+        ("partial", "return"),
+        ("Evict", "call"),
+        ("Evict", "return"),
+    ]
+
+
+def test_where_no_parameter_is_looked_at_a_function_takes_what_it_took(folder: Path) -> None:
+    def match(rid: str) -> str:
+        return rid
+
+    @functools.wraps(match)
+    def locked(lock: object, rid: str) -> str:
+        return match(rid)
+
+    wrapper: Any = rank_consensus(same_results=True)(locked)
+    assert wrapper(None, "r7") == "r7"
+    alone()
+    assert wrapper(None, "r7") == "r7"
+    shutdown()
+    assert [one[:2] for one in events(folder)] == [("match", "call"), ("match", "return")]
+
+
+def test_an_expression_without_end_is_the_callers_to_hear(folder: Path) -> None:
+    @rank_consensus(same_params=["n" + " + 1" * 20_000])
+    def evict(n: int) -> int:
+        return n
+
+    assert evict(1) == 1
+    alone()
+    with pytest.raises((RecursionError, MemoryError)):
+        evict(1)
 
 
 def test_the_wrapper_looks_like_the_function(folder: Path) -> None:

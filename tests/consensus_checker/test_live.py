@@ -114,6 +114,23 @@ def test_of_two_ranks_nobody_is_accused_and_both_sides_are_shown(running: list[R
     assert found.first_divergence.by_rank == {0: {"tokens": 16}, 1: {"tokens": 32}}
 
 
+def test_two_of_four_are_no_majority_as_long_as_the_last_may_come_to_the_third(running: list[Rank]) -> None:
+    running += started(4, None)
+    for rank in running:
+        rank.calls(0, 40)
+    for number in (0, 1, 3):
+        running[number].calls(40, 60, backup=(4, 16 if number == 1 else 32, 5, 1))
+        running[number].calls(60, 70)
+    watcher = running[0].watcher
+    # It is found, and kept for later.
+    assert until(lambda: watcher._finder is not None and bool(watcher._finder._search._later))
+    running[2].calls(40, 60, backup=(4, 16, 5, 1))
+    running[2].calls(60, 70)
+    assert have_verdict(running)
+    found = finding(running[0])
+    assert (found.code, found.culprit, found.first_divergence.index) == (10, (), 60)
+
+
 def test_a_skipped_call_is_missing_on_the_rank_that_skipped_it(tmp_path: Path, running: list[Rank]) -> None:
     running += started(4, tmp_path)
     for rank in running:
@@ -554,6 +571,17 @@ def test_a_watched_process_may_end_or_fork_as_it_likes(end: str, code: int) -> N
     )
     assert (done.returncode, done.stderr) == (code, ""), done.stdout
     assert time.monotonic() - begin_s < 20
+
+
+def test_idle_ranks_are_heard_often_enough_however_short_a_silence_may_be(running: list[Rank]) -> None:
+    class FileStore(LocalStore):
+        """One that grows, by its name: ranks post less often."""
+
+    running += started(2, None, FileStore(), silence_s=0.9)
+    for rank in running:
+        rank.calls(0, 10)
+    assert until(lambda: all(rank.watcher._own.beat >= 4 for rank in running))
+    assert [rank.told for rank in running] == [[], []]
 
 
 def test_the_store_holds_a_few_keys_a_member_however_long_it_goes_on(running: list[Rank]) -> None:

@@ -90,6 +90,30 @@ def test_a_rank_whose_posts_have_stopped_is_dead_or_stuck_and_its_last_call_is_t
     assert alarm.may_abort
 
 
+def test_ranks_that_die_together_are_told_together() -> None:
+    first, late = member(0, still_s=2.1, age_s=2.1), member(2, still_s=2.2, age_s=2.2)
+    assert judge(view(first, member(1, still_s=1.6, age_s=1.6), late)) == []
+    (alarm,) = judge(view(first, member(1, still_s=0.2, age_s=0.2), late))
+    assert alarm.culprits == (0, 2)
+    # Not for long, for it may only be slow.
+    (alarm,) = judge(view(first, member(1, still_s=1.6, age_s=1.6), member(2, still_s=2.5, age_s=2.5)))
+    assert alarm.culprits == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("fate", "level"),
+    [
+        ("its process is gone", "high"),
+        ("its process is stopped", "high"),
+        ("its process is there and does not run its watcher", "medium"),
+        ("", "medium"),
+    ],
+)
+def test_a_process_that_is_there_may_go_on(fate: str, level: str) -> None:
+    (alarm,) = judge(view(member(0), member(1, still_s=2.1, age_s=2.1, inside=after(), fate=fate)))
+    assert (alarm.finding.kind, alarm.finding.level) == ("dead", level)
+
+
 def test_a_rank_that_never_came_to_the_meeting_is_the_silent_one() -> None:
     waiting = [member(rank, still_s=LONG, inside=in_meeting()) for rank in (0, 1, 3)]
     (alarm,) = judge(view(*waiting, member(2, still_s=LONG, inside=after())))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from consensus_checker.live_tail import LogWatcher, Told
+from consensus_checker.live_tail import LogWatcher, Told, _Lane, _silent_s
 from tests.support.live import Rank, started, stop
 from tracer.errors import LogError
 from tracer.record import Kind, Place, header
@@ -76,6 +77,72 @@ def test_a_divergence_is_told_once_while_the_run_goes_on(tmp_path: Path, running
     more = polled(watcher, lambda _: watcher.states()[0].step >= 398)
     assert [one for one in more if one.verdict.kind == "divergence"] == []
     watcher.close()
+
+
+def test_two_of_four_accuse_nobody_as_long_as_the_last_is_on_its_way(tmp_path: Path) -> None:
+    ranks = started(4, tmp_path / "logs", has_steps=True)
+    stop(ranks, "stopped")
+    for rank, last in zip(ranks, (300, 300, 150, 300), strict=True):
+        steps(rank, 0, last, odd=200 if rank.rank in (0, 3) else -1)
+    watcher = LogWatcher(tmp_path / "logs", silence_s=DUE_S)
+    # It is seen, and kept for later.
+    assert polled(watcher, lambda _: bool(watcher._held)) == []
+    steps(ranks[2], 150, 300)
+    told = polled(watcher, lambda told: bool(told))
+    assert [(one.verdict.kind, one.verdict.finding.culprit) for one in told] == [("divergence", ())]
+    watcher.close()
+    for rank in ranks:
+        rank.close()
+
+
+def test_of_logs_that_were_removed_nobody_is_called_dead(tmp_path: Path, running: list[Rank]) -> None:
+    for rank in running:
+        steps(rank, 0, 20)
+    watcher = LogWatcher(tmp_path / "logs", silence_s=0.2)
+    polled(watcher, lambda _: len(watcher.states()) == 3)
+    shutil.rmtree(tmp_path / "logs")
+    with pytest.raises(LogError, match="was removed, or its logs were, while it was watched"):
+        watcher.poll()
+    watcher.close()
+
+
+@pytest.mark.parametrize(
+    ("heart_s", "scheduler_s", "silent_s"),
+    [(1.0, 9.0, 0.0), (1.5, 9.0, 0.5), (9.0, 0.2, 0.2), (9.0, 3.0, 3.0)],
+)
+def test_a_rank_between_two_beats_is_not_silent_and_nor_is_one_that_writes(
+    heart_s: float, scheduler_s: float, silent_s: float
+) -> None:
+    heart, scheduler = _Lane(0, "heart", still_s=heart_s), _Lane(0, "scheduler", still_s=scheduler_s)
+    assert _silent_s(heart, [scheduler, heart]) == silent_s
+
+
+def test_a_run_that_was_killed_is_over_and_checked_to_its_end(tmp_path: Path) -> None:
+    ranks = started(2, tmp_path / "logs", has_steps=True, lanes=("scheduler", "heart"))
+    stop(ranks, "stopped")
+    for rank in ranks:
+        steps(rank, 0, 20)
+    watcher = LogWatcher(tmp_path / "logs", silence_s=0.2)
+    # Nobody closes them, and no heart beats.
+    told = polled(watcher, lambda _: watcher.is_over)
+    assert [one.verdict.kind for one in told] == ["dead", "incomplete"]
+    watcher.close()
+    for rank in ranks:
+        rank.close()
+
+
+def test_who_never_comes_is_not_waited_for(tmp_path: Path) -> None:
+    ranks = started(4, tmp_path / "logs", has_steps=True)
+    stop(ranks, "stopped")
+    for rank, last in zip(ranks, (300, 300, 150, 300), strict=True):
+        steps(rank, 0, last, odd=200 if rank.rank == 1 else -1)
+    watcher = LogWatcher(tmp_path / "logs", silence_s=0.5)
+    told = polled(watcher, lambda told: any(one.verdict.kind == "divergence" for one in told))
+    (found,) = (one.verdict.finding for one in told if one.verdict.kind == "divergence")
+    assert (found.culprit, found.level) == ((1,), "low")
+    watcher.close()
+    for rank in ranks:
+        rank.close()
 
 
 def test_a_rank_that_others_wait_for_is_told(tmp_path: Path, running: list[Rank]) -> None:

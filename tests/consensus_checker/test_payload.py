@@ -10,7 +10,7 @@ from array import array
 from collections import OrderedDict, deque, namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from decimal import Decimal
 from enum import Enum, Flag
 from fractions import Fraction
@@ -18,10 +18,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
 
+from consensus_checker import consensus_values
 from consensus_checker.payload import DEPTH_MAX, PARTS_MAX, Payloads
 from tracer.keyed import COMMON_ALGORITHM, best_algorithm, keyed_digest
 
@@ -221,6 +223,12 @@ DIFFERENT: list[tuple[Any, Any]] = [
     (1j, 2j),
     (range(3), range(4)),
     (slice(1), slice(2)),
+    (slice(Key([1])), slice(Key([2]))),
+    (datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1)),
+    (datetime(2026, 1, 1, 0, 0, 0, 1), datetime(2026, 1, 1)),
+    (date(2026, 1, 1), datetime(2026, 1, 1)),
+    (time(1), time(2)),
+    (UUID(int=1), UUID(int=2)),
     (Decimal("1.0"), Decimal("1.00")),
     (Fraction(1, 2), Fraction(1, 3)),
     (timedelta(1), timedelta(2)),
@@ -262,6 +270,19 @@ def inside_itself(length: int) -> list[Any]:
     return first
 
 
+class Zone(tzinfo):
+    """Its `repr` is an address."""
+
+    def utcoffset(self, moment: datetime | None) -> timedelta:
+        return timedelta(hours=1)
+
+    def dst(self, moment: datetime | None) -> timedelta:
+        return timedelta(0)
+
+    def tzname(self, moment: datetime | None) -> str:
+        return "zone"
+
+
 def read_double(node: Node) -> Node:
     assert node.double == 2 * node.size
     return node
@@ -295,6 +316,9 @@ EQUAL: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
     (lambda: SimpleNamespace(a=1, b=2), lambda: SimpleNamespace(b=2, a=1)),
     (lambda: memoryview(b"abc"), lambda: memoryview(bytearray(b"abc"))),
     (lambda: ValueError("at 0x7f01"), lambda: ValueError("at 0x7f02")),
+    (lambda: slice(object(), {"x", "yy"}), lambda: slice(object(), {"yy", "x"})),
+    (lambda: datetime(2026, 1, 1, tzinfo=Zone()), lambda: datetime(2026, 1, 1, tzinfo=Zone())),
+    (lambda: time(1, tzinfo=Zone()), lambda: time(1, tzinfo=Zone())),
 ]
 
 
@@ -430,9 +454,24 @@ def test_a_value_that_can_not_be_looked_at_fails_nothing_and_is_told_once() -> N
     warnings: list[str] = []
     payloads = Payloads(keyed_digest(COMMON_ALGORITHM, 7), warnings.append)
     assert payloads.of([Raising()])[0] == "list"
-    assert payloads.of(Params("r7", Raising())) == ["?", "LookupError"]  # type: ignore[arg-type]
-    assert payloads.of(Params("r7", Raising()), "params") == ["?", "LookupError"]  # type: ignore[arg-type]
-    assert warnings == ["a value of a call could not be looked at: LookupError"]
+    assert payloads.of(Raising(), "size") == ["Raising", {"size": 1}]
+    of_params = payloads.of(Params("r7", Raising()))  # type: ignore[arg-type]
+    assert of_params[1]["key"] == ["?", "LookupError"]
+    assert payloads.of(Params("r7", Raising()), "params") == of_params  # type: ignore[arg-type]
+    assert warnings == ["a value of key could not be looked at: LookupError"]
+
+
+def test_a_part_that_can_not_be_looked_at_hides_none_of_the_others() -> None:
+    one = Params("r7", Raising(), 1)  # type: ignore[arg-type]
+    other = Params("r8", Raising(), 1)  # type: ignore[arg-type]
+    assert of(one)[1]["rid"] == "r7"
+    assert of([Unreadable(), 1]) != of([Unreadable(), 2])
+    assert of([one]) != of([other])
+
+
+class Unreadable:
+    def __getattribute__(self, name: str) -> Any:
+        raise LookupError(name)
 
 
 def test_a_generator_is_not_used_up() -> None:
@@ -479,6 +518,46 @@ def test_an_array_of_numpy_is_told_by_its_content() -> None:
     assert of(slots[::2]) == of(slots[::2].copy())
     assert of(numpy.int64(4)) == ["int64", 4]
     assert of(numpy.array([None, "a"], dtype=object)) != of(numpy.array([None, "b"], dtype=object))
+
+
+def test_what_long_doubles_have_between_them_is_not_looked_at() -> None:
+    numpy = pytest.importorskip("numpy")
+    for kind in (numpy.longdouble, numpy.clongdouble):
+        one, other = numpy.full(4, 1.5, dtype=kind), numpy.full(4, 1.5, dtype=kind)
+        if numpy.finfo(kind).nmant == 63:
+            other.view("u1").reshape(-1, 16)[:, 10:] = 255
+        assert of(one) == of(other)
+        assert of(one[0]) == of(other[0])
+        other[2] = 1.25
+        assert of(one) != of(other)
+        assert of(one[2]) != of(other[2])
+
+
+def test_a_set_without_end_is_not_listed() -> None:
+    asked: list[int] = []
+
+    class Endless(set[int]):
+        def __iter__(self) -> Iterator[int]:
+            asked.append(1)
+            return super().__iter__()
+
+    many = Endless(range(PARTS_MAX + 1))
+    assert of([many]) == of([Endless(range(1, PARTS_MAX + 2))])
+    assert asked == []
+
+
+def test_an_expanded_tensor_is_not_written_out_and_told_as_its_copy_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch = pytest.importorskip("torch")
+    for name in ("CONTENT_BYTES_MAX", "COPIED_BYTES_MAX"):
+        monkeypatch.setattr(consensus_values, name, 4 * consensus_values.PLACE_BYTES)
+    # 4 TiB, were they copied.
+    assert of(torch.ones(1).expand(1 << 40))[:3] == ["Tensor", "float32", [1 << 40]]
+    plain = torch.arange(3 << 20, dtype=torch.int32).view(3, 1 << 20)
+    turned = plain.T.contiguous().T
+    assert not turned.is_contiguous()
+    assert of(turned) == of(plain)
 
 
 def test_tokens_that_a_key_and_its_request_share_are_told_as_those_that_are_equal() -> None:

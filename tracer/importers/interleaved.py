@@ -34,7 +34,7 @@ END = re.compile(rb"['\"]\]\n")
 BLOCK = 4096
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Writer:
     """One list while it is followed.
 
@@ -66,6 +66,10 @@ def untangled(
     at = marks[0] if marks else len(text)
     current: Writer | None = None
     own_count = 0
+    # Writers that have been asked how it goes on from one place: each is once, or two that are alike there
+    # would send it back and forth.
+    asked: list[Writer] = []
+    asked_at = -1
     while at < len(text):
         mark = marks[bisect_left(marks, at)] if at <= marks[-1] else len(text)
         if at == mark:
@@ -93,7 +97,8 @@ def untangled(
             _say(current, at, end)
             at = end
             continue
-        found = _next_writer(text, known, at, end, [one for one in writers if one is not current])
+        asked, asked_at = [*(asked if at == asked_at else ()), current], at
+        found = _next_writer(text, known, at, end, [one for one in writers if one not in asked])
         if found is not None:
             end, other = found
             _say(current, at, end)

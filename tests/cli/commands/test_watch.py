@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.screens.watch import heading, lines
+from cli.screens.watch import Plain, heading, lines
 from consensus_checker.live_tail import LaneState
 from tests.cli.conftest import Hicache
 
@@ -99,6 +99,15 @@ def test_a_rank_that_stands_still_behind_the_others_is_in_the_heading() -> None:
     states = [state(0), state(1, behind=120, still_s=2.4), state(2, behind=7)]
     # Rank 2 moves: it was read before the others, that is all.
     assert heading(Path("x"), states) == "x: 3 ranks at steps 40 to 42; rank 1 is 120 calls behind"
+
+
+def test_of_a_run_that_has_yet_to_begin_a_pipe_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    show = Plain(Path("x"), quiet=False)
+    show(([], []))
+    show(([], []))
+    show(([state(0)], []))
+    show(([state(0)], []))
+    assert capsys.readouterr().out == "x: no lane yet\nx: 1 rank at step 40\n"
 
 
 def test_of_many_lanes_those_are_shown_that_stand() -> None:

@@ -59,6 +59,15 @@ def test_two_that_are_at_the_same_place_may_have_changed_their_rests() -> None:
     assert untangle(one[:400] + two[:400] + one[400:] + two[400:]) == {events(), events(odd="mine")}
 
 
+@pytest.mark.parametrize("before", [41, 50, 64])
+def test_two_at_one_place_that_go_on_in_a_way_of_their_own_end(before: int) -> None:
+    odd = events(odd="something else")
+    one, two = lines(odd, odd)
+    cut = one.index(b"something else") - before
+    # Whose it is can't be told: both would say the same, and then neither would.
+    assert untangle(one[:cut] + two[:cut] + one[cut:] + two[cut:]) == {odd}
+
+
 def test_a_list_whose_rest_did_not_come_is_left_out() -> None:
     one, two = lines(events(), events(odd="mine"))
     assert untangle(one[:400] + two + one[400:600]) == {events(odd="mine")}
