@@ -73,7 +73,7 @@ class Members:
         self._mailbox = mailbox
         self._doubts = doubts
         self._contract = contract
-        self._silence_s = silence_s
+        self.silence_s = silence_s
         self._is_first = is_first
         # Rank -> session and beat of a post that may be an old one.
         self._old: dict[int, tuple[str, int]] = {}
@@ -116,6 +116,9 @@ class Members:
                 seen.still_s[lane] += dt_s
             seen.ended_s += dt_s if post.ended else 0.0
             return False
+        if seen.age_s >= self.silence_s:
+            # It was silent, and that was told: whether it stands still begins to count now.
+            seen.still_s.clear()
         before = {lane.name: _state(lane) for lane in seen.post.lanes}
         seen.still_s = {
             lane.name: seen.still_s.get(lane.name, 0.0) + dt_s
@@ -136,7 +139,7 @@ class Members:
     def live(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Those that can still answer."""
         return tuple(
-            rank for rank in ranks if self.seen[rank].age_s < self._silence_s and not self.has_left(rank)
+            rank for rank in ranks if self.seen[rank].age_s < self.silence_s and not self.has_left(rank)
         )
 
     def has_left(self, rank: int) -> bool:
@@ -152,7 +155,7 @@ class Members:
     def have_ended(self) -> bool:
         """Whether all of them have, or can't be heard any more."""
         return not self.missing and all(
-            seen.post.ended or seen.age_s >= self._silence_s for seen in self.seen.values()
+            seen.post.ended or seen.age_s >= self.silence_s for seen in self.seen.values()
         )
 
 

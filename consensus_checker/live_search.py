@@ -33,6 +33,8 @@ HUNT_S = 5.0
 
 # Name of the lane, axes, and the coordinates off these.
 Key = tuple[str, tuple[str, ...], tuple[tuple[str, int], ...]]
+# A rank counts as heard as long as its last post is not older than this part of the silence that is told.
+HEARD_PART = 0.5
 
 
 @dataclass(slots=True)
@@ -408,7 +410,9 @@ class Search:
             for rank in known.ranks:
                 head = known.heads[rank]
                 at, seconds = times.get(rank, (head, 0.0))
-                if rank not in ranks or head >= most or at != head:
+                # Of one that says nothing nobody knows that it stands still.
+                is_heard = self._members.seen[rank].age_s < HEARD_PART * self._members.silence_s
+                if rank not in ranks or head >= most or at != head or not is_heard:
                     times[rank] = head, 0.0
                 else:
                     times[rank] = head, seconds + dt_s

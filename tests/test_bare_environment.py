@@ -57,7 +57,7 @@ assert packer.drain(20)
 
 # Two ranks in two processes that meet in a folder, one of which decides something else: both tell it.
 WATCHED = """
-import os, sys, time
+import os, sys, threading, time
 from pathlib import Path
 os.environ["SGLANG_ENABLE_RANK_CONSENSUS_CHECKER"] = "1"
 from consensus_checker import configure, rank_consensus, shutdown
@@ -70,7 +70,7 @@ class FolderStore:
     def path(self, key):
         return self.folder / key.replace("/", "_")
     def set(self, key, value):
-        own = self.folder / f".{os.getpid()}"
+        own = self.folder / f".{os.getpid()}.{threading.get_ident()}"
         own.write_bytes(value.encode() if isinstance(value, str) else value)
         own.replace(self.path(key))
     def get(self, key):

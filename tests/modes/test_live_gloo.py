@@ -26,8 +26,8 @@ Line = dict[str, Any]
 @contextmanager
 def store(kind: str, folder: Path) -> Iterator[str]:
     """The place of a store that outlives all ranks."""
-    if kind == "file":
-        yield f"file:{folder / 'store'}"
+    if kind != "tcp":
+        yield f"{kind}:{folder / 'store'}"
         return
     port = free_port()
     server = subprocess.Popen(
@@ -95,14 +95,13 @@ def ended(lines: list[Line]) -> Line:
     return next(line for line in lines if "ended" in line)
 
 
-@pytest.mark.parametrize("kind", ["tcp", "file"])
-def test_processes_that_agree_are_compared_to_the_end_and_say_nothing(kind: str, tmp_path: Path) -> None:
-    found = ran(tmp_path, 4, {"calls": 1_500, "rate": 1_000}, kind=kind)
+def test_processes_that_agree_are_compared_to_the_end_and_say_nothing(tmp_path: Path) -> None:
+    found = ran(tmp_path, 4, {"calls": 1_500, "rate": 1_000}, kind="file")
     assert [told(lines) for lines in found] == [[]] * 4
     assert max(ended(lines)["compared"] for lines in found) == 1_500
 
 
-@pytest.mark.parametrize("kind", ["tcp", "file"])
+@pytest.mark.parametrize("kind", ["tcp", "folder"])
 def test_processes_that_part_all_tell_who_did_and_where(kind: str, tmp_path: Path) -> None:
     plan = {"calls": 3_000, "rate": 1_000, "acts": {"3": {"1500": "value"}}}
     found = ran(tmp_path, 4, plan, kind=kind)
@@ -135,7 +134,7 @@ def test_ranks_that_hang_in_gloo_tell_who_did_not_come(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rank", [2, 0])
 def test_a_rank_that_is_killed_is_named_by_all_others_also_if_it_compared(rank: int, tmp_path: Path) -> None:
     plan = {"calls": 200, "rate": 100, "acts": {str(rank): {"100": "die"}}, "linger_s": 10, "silence_s": 1}
-    found = ran(tmp_path, 4, plan)
+    found = ran(tmp_path, 4, plan, kind="folder")
     others = [lines for number, lines in enumerate(found) if number != rank]
     for lines in others:
         verdict = ended(lines)["verdict"]
@@ -146,7 +145,7 @@ def test_a_rank_that_is_killed_is_named_by_all_others_also_if_it_compared(rank: 
 
 def test_a_rank_that_holds_its_interpreter_is_told_as_running(tmp_path: Path) -> None:
     plan = {"calls": 1_000, "rate": 200, "acts": {"1": {"100": "hold:3"}}, "silence_s": 1}
-    found = ran(tmp_path, 3, plan)
+    found = ran(tmp_path, 3, plan, kind="folder")
     summary = ended(found[0])["verdict"]["verdict"]["summary"]
     assert summary.startswith("rank 1 said nothing for 1.")
     assert "its process is there and does not run its watcher" in summary
@@ -155,7 +154,7 @@ def test_a_rank_that_holds_its_interpreter_is_told_as_running(tmp_path: Path) ->
 
 def test_all_ranks_end_with_1_when_the_policy_says_so(tmp_path: Path) -> None:
     plan = {"calls": 30_000, "rate": 1_000, "policy": "abort", "acts": {"1": {"500": "value"}}}
-    with store("tcp", tmp_path) as place:
+    with store("folder", tmp_path) as place:
         processes = start(place, tmp_path, 3, plan)
         found = finish(processes)
     assert [process.returncode for process in processes] == [1, 1, 1]
@@ -180,7 +179,7 @@ def test_a_store_that_is_killed_blinds_the_watch_and_stops_nobody(tmp_path: Path
 
 def test_a_process_that_is_stopped_and_goes_on_is_told_twice(tmp_path: Path) -> None:
     plan = {"calls": 1_200, "rate": 200, "silence_s": 1}
-    with store("tcp", tmp_path) as place:
+    with store("folder", tmp_path) as place:
         processes = start(place, tmp_path, 3, plan)
         first = processes[0].stdout
         assert first is not None

@@ -1,6 +1,7 @@
 """One watched rank as a process: it makes calls at a rate, and does what it is told at some of them.
 
-    python -m tests.support.live_rank tcp:PORT|file:PATH  FOLDER  '{"calls": 1000, "rate": 1000, ...}'
+    python -m tests.support.live_rank PLACE  FOLDER  '{"calls": 1000, "rate": 1000, ...}'
+    PLACE: tcp:PORT, file:PATH or folder:PATH
     python -m tests.support.live_rank serve:PORT          the store alone, until its input is closed
 
 It prints a JSON object a line: what it was told, when it acted, how it ended. Times are of the monotonic
@@ -15,9 +16,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 from consensus_checker.live import Watcher
@@ -38,10 +40,40 @@ def say(**fields: Any) -> None:
     sys.stdout.flush()
 
 
+class FolderStore:
+    """A file a key: a store of processes that need not wait for torch to be imported."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(exist_ok=True)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        fresh = self._folder / f".{os.getpid()}.{get_ident()}"
+        fresh.write_bytes(value.encode() if isinstance(value, str) else value)
+        fresh.replace(self._path(key))
+
+    def get(self, key: str) -> bytes:
+        return self._path(key).read_bytes()
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return all(self._path(key).exists() for key in keys)
+
+    def add(self, key: str, amount: int) -> int:
+        """One for each process that has added something."""
+        if amount:
+            self.set(f"{key}+{os.getpid()}", b"")
+        return len(list(self._folder.glob(f"{self._path(key).name}+*")))
+
+    def _path(self, key: str) -> Path:
+        return self._folder / key.replace("/", "_")
+
+
 def store_of(place: str, *, is_server: bool = False) -> Any:
+    kind, _, where = place.partition(":")
+    if kind == "folder":
+        return FolderStore(Path(where))
     import torch.distributed as dist
 
-    kind, _, where = place.partition(":")
     if kind == "file":
         return dist.FileStore(where, int(os.environ["WORLD_SIZE"]))
     return dist.TCPStore(
