@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from hicache.job import Observed
 
 MODULE = "cli.watched"
-POLICY_VARIABLE, POLICY = "HICACHE_CHECKER_POLICY", "log"
 
 
 def is_asked_for() -> bool:
@@ -46,6 +45,7 @@ class Speaker:
 
 def watching() -> Callable[[Observed], Watcher]:
     """What makes a watcher for each rank of one run, started."""
+    from consensus_checker.consensus import POLICY, POLICY_VARIABLE
     from consensus_checker.live import LocalStore, Watcher
 
     shared = LocalStore()

@@ -22,7 +22,7 @@ from tracer.heart import Heart
 from tracer.pack import PACKED, Packer
 from tracer.record import HEART_LANE, MAIN_LANE, Kind, Outcome, Place, header
 from tracer.segments import SegmentSink, Window
-from tracer.sinks import HeaderLine, Position, Sink, Warn, meta_name, segment_name, tell, write_meta
+from tracer.sinks import NowhereSink, Sink, Warn, meta_name, segment_name, tell, write_meta
 from tracer.tracer import Tracer
 
 TRACE_VARIABLE, FOLDER_VARIABLE, LIMIT_VARIABLE = "HICACHE_TRACE", "HICACHE_TRACE_DIR", "HICACHE_TRACE_LIMIT"
@@ -37,37 +37,11 @@ PRIVATE = "hicache-records-"
 REPLICA = "replica"
 
 
-class Nowhere:
-    """Lines are lost; what a watcher compares is kept by the tracer all the same."""
-
-    drops_oldest = False
-
-    def open(self, header_line: HeaderLine) -> None:
-        pass
-
-    def write(self, line: bytes) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def position(self) -> Position:
-        return 0, 0
-
-    def since(self, position: Position) -> bytes | None:
-        return None
-
-    def rewind(self, position: Position) -> None:
-        pass
-
-    def rewrite(self, position: Position, line: bytes) -> bool:
-        return False
-
-
 class Recording:
     """The lane `scheduler` of one rank.
 
     Attributes:
+        lanes: name -> tracer, the scheduler's first.
         folder: None where nothing is written.
         header: what the lane's files begin with; kinds are added to it.
     """
@@ -90,6 +64,7 @@ class Recording:
             "digest": f"{agreed.algorithm} keyed",
         }
         self.tracer = Tracer(self._sink(MAIN_LANE), self.header, time.monotonic_ns, warn=warn)
+        self.lanes = {MAIN_LANE: self.tracer}
         self._heart = self._started_heart()
 
     def declare(self, kinds: Sequence[Kind]) -> None:
@@ -157,21 +132,24 @@ class Recording:
 
     def _sink(self, lane: str) -> Sink:
         if self.folder is None:
-            return Nowhere()
+            return NowhereSink()
         if lane == MAIN_LANE:
             write_meta(self.folder, self._place.rank, warn=self._warn)
         if self._trace == "full":
             return SegmentSink(self.folder, self._place.rank, lane, warn=self._warn)
-        heart_bytes = self._limit_bytes // HEART_PART
-        limit_bytes = heart_bytes if lane == HEART_LANE else self._limit_bytes - heart_bytes
         return SegmentSink(
             self.folder,
             self._place.rank,
             lane,
             warn=self._warn,
-            limit_bytes=limit_bytes,
+            limit_bytes=self._share(lane),
             packer=self._packer,
         )
+
+    def _share(self, lane: str) -> int:
+        """Of the ring's bytes, those of one lane."""
+        heart = self._limit_bytes // HEART_PART
+        return heart if lane == HEART_LANE else self._limit_bytes - heart
 
     def _started_heart(self) -> Heart | None:
         if self.folder is None:
@@ -181,7 +159,7 @@ class Recording:
         heart = Heart(
             tracer,
             sink,
-            {MAIN_LANE: self.tracer},
+            self.lanes,
             self.folder,
             self._place.rank,
             clock=time.monotonic_ns,

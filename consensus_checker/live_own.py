@@ -136,7 +136,7 @@ class Own:
             since_s = now_s
             self._seen[name] = state, now_s
         # Asked behind the links: whatever they lack was left out before.
-        if lane.is_quiet or _is_throttled(lane):
+        if lane.is_quiet or lane.was_throttled:
             self._thinned.add(name)
         is_still = now_s - since_s >= self._still_s
         return LanePost(
@@ -247,12 +247,6 @@ def _fitting(links: Sequence[Any]) -> bytes:
         links = links[: len(links) // 2]
         data = as_json(links)
     return data
-
-
-def _is_throttled(lane: Tracer) -> bool:
-    """Whether it has ever left steps out."""
-    throttle = lane._throttle
-    return throttle is not None and throttle.has_throttled
 
 
 def _chain_post(digests: ChainDigests, *, is_last: bool) -> ChainPost:

@@ -15,7 +15,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,9 +101,19 @@ def _run(case: Case, command: str | None, tell: Callable[[str], None]) -> None:
         path = (case.folder or Path(tempfile.mkdtemp(prefix="hicache-"))) / VERDICT_NAME
         path.parent.mkdir(parents=True, exist_ok=True)
         _write(path, case.text)
+    except OSError as error:
+        safely(tell, f"policy command: {words[0]}: {error.strerror}")
+        return
+    if trouble := run_command(words, case.text, path):
+        safely(tell, f"policy command: {trouble}")
+
+
+def run_command(words: Sequence[str], verdict: str, path: Path) -> str:
+    """Run a program with a verdict, which is at `path` too; what went wrong with it, or nothing."""
+    try:
         done = subprocess.run(
             words,
-            input=case.text.encode(),
+            input=verdict.encode(),
             env={**os.environ, VERDICT_VARIABLE: str(path)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -111,12 +121,10 @@ def _run(case: Case, command: str | None, tell: Callable[[str], None]) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        safely(tell, f"policy command: {words[0]} was ended after {COMMAND_S_MAX:.0f} s")
+        return f"{words[0]} was ended after {COMMAND_S_MAX:.0f} s"
     except OSError as error:
-        safely(tell, f"policy command: {words[0]}: {error.strerror}")
-    else:
-        if done.returncode:
-            safely(tell, f"policy command: {words[0]} ended with {done.returncode}")
+        return f"{words[0]}: {error.strerror}"
+    return f"{words[0]} ended with {done.returncode}" if done.returncode else ""
 
 
 def end_process() -> None:

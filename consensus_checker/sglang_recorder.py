@@ -15,17 +15,14 @@ from typing import Any
 from consensus_checker.consensus_ranks import Agreed
 from consensus_checker.consensus_recorder import (
     HEART_PART,
-    Nowhere,
     Recording,
     limit_bytes_asked,
     tool_version,
     trace_asked,
 )
-from tracer.heart import Heart
 from tracer.pack import Packer
 from tracer.record import HEART_LANE, MAIN_LANE, Kind, Place, header
-from tracer.segments import SegmentSink
-from tracer.sinks import Sink, Warn, write_meta
+from tracer.sinks import Warn
 from tracer.tracer import Tracer
 
 # Of a ring's limit, the part of each lane that works for the scheduler.
@@ -85,42 +82,9 @@ class ServerRecording(Recording):
             has_steps=lane == MAIN_LANE,
         )
 
-    def _sink(self, lane: str) -> Sink:
-        if self.folder is None:
-            return Nowhere()
-        if lane == MAIN_LANE:
-            write_meta(self.folder, self._place.rank, warn=self._warn)
-        if self._trace == "full":
-            return SegmentSink(self.folder, self._place.rank, lane, warn=self._warn)
-        return SegmentSink(
-            self.folder,
-            self._place.rank,
-            lane,
-            warn=self._warn,
-            limit_bytes=self._share(lane),
-            packer=self._packer,
-        )
-
     def _share(self, lane: str) -> int:
         """Of the ring's bytes, those of one lane."""
         heart, other = self._limit_bytes // HEART_PART, self._limit_bytes // LANE_PART
         if lane == HEART_LANE:
             return heart
         return other if lane != MAIN_LANE else self._limit_bytes - heart - self._lane_count * other
-
-    def _started_heart(self) -> Heart | None:
-        if self.folder is None:
-            return None
-        sink = self._sink(HEART_LANE)
-        tracer = Tracer(sink, {**self.header, "lane": HEART_LANE}, time.monotonic_ns, warn=self._warn)
-        heart = Heart(
-            tracer,
-            sink,
-            self.lanes,
-            self.folder,
-            self._place.rank,
-            clock=time.monotonic_ns,
-            main=MAIN_LANE,
-        )
-        heart.start()
-        return heart

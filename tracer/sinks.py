@@ -56,8 +56,8 @@ class Sink(Protocol):
         """Put another line of the same length in place of the one at `position`; False when it is final."""
 
 
-class NullSink:
-    """Nowhere. A tracer over it hands out one shared function that does nothing."""
+class NowhereSink:
+    """Lines are lost; a tracer over it still keeps what a watcher compares."""
 
     __slots__ = ()
     drops_oldest = False
@@ -82,6 +82,12 @@ class NullSink:
 
     def rewrite(self, position: Position, line: bytes) -> bool:
         return False
+
+
+class NullSink(NowhereSink):
+    """Nothing is recorded at all: a tracer over it hands out one shared function that does nothing."""
+
+    __slots__ = ()
 
 
 class MemorySink:

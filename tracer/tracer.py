@@ -148,6 +148,11 @@ class Tracer:
         """
         return self._chains
 
+    @property
+    def was_throttled(self) -> bool:
+        """Whether records were left out because recording took too much of the loop's time."""
+        return self._throttle is not None and self._throttle.has_throttled
+
     def setting_of(self, kind: Kind) -> Setting:
         """What generated code for records of `kind` depends on."""
         has_window = isinstance(self._sink, SegmentSink)

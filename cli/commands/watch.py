@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
-import os
 import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -25,11 +23,8 @@ if TYPE_CHECKING:
     from consensus_checker.live_tail import LaneState, Told
 
 SCHEMA = "hicache.watch.v1"
-# A command that is told of an alarm and takes longer is ended.
-COMMAND_S_MAX = 60.0
 # Kinds of a verdict that are no alarm.
 CALM = ("consistent", "incomplete", "nothing_compared")
-VERDICT_VARIABLE, VERDICT_NAME = "HICACHE_VERDICT", "verdict.json"
 
 Look = tuple[Sequence["LaneState"], Sequence["Told"]]
 
@@ -138,23 +133,10 @@ class JsonLines:
 
 def run_command(words: Sequence[str], verdict: str) -> None:
     """Tell a program of an alarm; what becomes of it is a warning at most."""
+    from consensus_checker.live_policy import VERDICT_NAME, run_command
+
     with tempfile.TemporaryDirectory(prefix="hicache-") as folder:
         path = Path(folder) / VERDICT_NAME
         path.write_text(verdict, encoding="utf-8")
-        try:
-            done = subprocess.run(
-                words,
-                input=verdict.encode(),
-                env={**os.environ, VERDICT_VARIABLE: str(path)},
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                timeout=COMMAND_S_MAX,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            tell(f"warning: --on-alarm: {words[0]} was ended after {COMMAND_S_MAX:.0f} s")
-        except OSError as error:
-            tell(f"warning: --on-alarm: {words[0]}: {error.strerror}")
-        else:
-            if done.returncode:
-                tell(f"warning: --on-alarm: {words[0]} ended with {done.returncode}")
+        if trouble := run_command(words, verdict, path):
+            tell(f"warning: --on-alarm: {trouble}")
