@@ -1,7 +1,7 @@
-"""What files of other programs tell of a job that stands still: rows with their provenance, nothing concluded.
+"""What other programs' files tell of a job that stands still: rows with their provenance, no conclusion.
 
-    flight recorder dumps -> dumps        stack dumps -> stacks        server and library logs -> lines, statuses
-    NCCL RAS polls -> polls
+    flight recorder dumps -> dumps        server and library logs -> lines, statuses
+    stack dumps           -> stacks       polls of NCCL RAS       -> polls
 
 Every row says from which file and which line or record of it. Rows keep the order in which they were found;
 `sample` numbers the looks at one process in that order, and no clock orders two ranks.
@@ -19,7 +19,7 @@ Wait = Literal["collective", "queue", "device", "gil", "storage", "lock", "runni
 
 
 class At(NamedTuple):
-    """Where a row comes from: `file` counts in `Dossier.files`; `record` is a line from 1, or a record from 0."""
+    """Where a row comes from: `file` counts in `Dossier.files`; `record` lines from 1, or records from 0."""
 
     file: int
     record: int
