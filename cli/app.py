@@ -21,6 +21,7 @@ try:
     from cli.commands.export import export
     from cli.commands.hits import hits
     from cli.commands.query import query
+    from cli.commands.replay import replay
     from cli.commands.run import run
     from cli.commands.watch import watch
     from cli.commands.zoo import app as zoo
@@ -42,6 +43,7 @@ app.command(short_help="Which rank took the wrong turn, where and why.")(check)
 app.command(short_help="The same while the run goes on, and who is silent.")(watch)
 app.command(short_help="Which tier served the prompts, and why not more.")(hits)
 app.command(short_help="Ask the logs in SQL.")(query)
+app.command(short_help="Transfer queues step by step; other agreements.")(replay)
 app.command(short_help="The logs for Perfetto, OpenTelemetry, Parquet and others.")(export)
 app.add_typer(zoo, name="zoo", short_help="Scenarios of ranks that come apart.")
 

@@ -29,6 +29,7 @@ from consensus_checker.stall import Stall
 from consensus_checker.verdict import COVERAGE, Coverage, Verdict
 from consensus_checker.words import ranks_text
 from tracer.record import Record
+from tracer.transfers import COUNTS
 
 # Part of every rank's decisions that must have been compared for nothing found to mean anything.
 COMPARED_MIN = 0.95
@@ -200,7 +201,7 @@ def _coverage(
     history: History, comparisons: Sequence[Comparison], dropped: Mapping[str, tuple[int, ...]]
 ) -> Coverage:
     absent = {rank for comparison in comparisons for rank in comparison.absent}
-    cut = {lane.rank for lane in history.lanes if lane.outcome is None}
+    cut = {lane.rank for lane in history.lanes if not lane.is_closed}
     others = {lane.file_of(0) for lane in history.others}
     return Coverage(
         ranks_expected=history.world_size,
@@ -330,11 +331,22 @@ def _next(finding: Finding, history: History, path: str) -> tuple[tuple[str, str
         lanes = f"hicache query {path} --name lanes_at"
         return ((lanes, "what every lane of every rank was at when its log ended"), *hits)
     if first is not None and (sql := _fact_sql(first, finding, history)) is not None:
-        return ((f'hicache query {path} "{sql}"', "the call on every rank, with the fact beside it"), *hits)
+        call = (f'hicache query {path} "{sql}"', "the call on every rank, with the fact beside it")
+        return (call, *_queue_at(finding, step, path), *hits)
     where = f"step BETWEEN {max(0, step - 1)} AND {step + 1}"
     columns = "rank, seq, kind, node, tokens, fields"
     query = f'hicache query {path} "SELECT {columns} FROM decisions WHERE {where} ORDER BY rank, seq"'
     return ((query, "the decisions of every rank around that step"), *hits)
+
+
+def _queue_at(finding: Finding, step: int, path: str) -> tuple[tuple[str, str], ...]:
+    """Where ranks counted differently what a transfer queue had ready: that queue, at that step."""
+    fact = finding.trigger.fact if finding.trigger is not None else ""
+    for queue, counts in COUNTS.items():
+        if fact in (saw for saw, _applied in counts):
+            replay = f"hicache replay {path} --queue {queue} --until {step}"
+            return ((replay, "what each rank had in that queue, and what was applied"),)
+    return ()
 
 
 def _fact_sql(first: FirstDivergence, finding: Finding, history: History) -> str | None:

@@ -249,6 +249,11 @@ class LaneLog:
         for records in self._pass(WHOLE, is_lenient=is_lenient):
             yield from records
 
+    def decoded(self, layout: Layout, *, is_lenient: bool = True) -> Iterator[Any]:
+        """As `records`, each line as `layout` decodes it; for passes that want few fields of many lines."""
+        for records in self._pass(layout, is_lenient=is_lenient):
+            yield from records
+
     def records_behind(self, place: Behind) -> Iterator[dict[str, Any]]:
         """The records behind a line, as `records` has them; what that sets is of these lines alone."""
         for _position, _lines, records in self._blocks(WHOLE, is_lenient=False, behind=place):

@@ -1,0 +1,201 @@
+"""`hicache replay`: what every transfer queue held at any step; what another agreement would have done."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.errors import OK, CliError
+from cli.options import ExitZero, Json, Logs, Quiet, one_of
+
+if TYPE_CHECKING:
+    from tracer.log import Run
+    from tracer.transfers import Replay
+
+SCHEMA = "hicache.replay.v1"
+DIVERGED = 10
+
+
+def replay(
+    path: Logs,
+    queue: Annotated[
+        str | None,
+        typer.Option(metavar="write|load|prefetch|backup", help="One queue.", show_default=False),
+    ] = None,
+    rank: Annotated[
+        list[int] | None,
+        typer.Option("--rank", metavar="RANK", help="Only this rank. Repeatable.", show_default=False),
+    ] = None,
+    until: Annotated[
+        int | None,
+        typer.Option(metavar="STEP", help="The queue at the end of this step.", min=0, show_default=False),
+    ] = None,
+    step: Annotated[
+        bool,
+        typer.Option(
+            "--step", help="Step by step: by keys in a terminal, else every step that moves up to --until."
+        ),
+    ] = False,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="pp-sync|local|min",
+            help="What if counts were agreed on so: where ranks would have come apart.",
+            show_default=False,
+        ),
+    ] = None,
+    run_id: Annotated[
+        str | None,
+        typer.Option(
+            "--run", metavar="RUN_ID", help="Which run, where PATH has several.", show_default=False
+        ),
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    exit_zero: ExitZero = False,
+) -> int:
+    """Rebuild the transfer queues of every rank from its log, and look at them step by step.
+
+    Without --queue all four in short. Exits 10 where --policy would have brought ranks apart.
+    """
+    from cli.theme import spinner
+    from tracer.transfers import POLICIES, QUEUES
+    from tracer.transfers import replay as replayed
+
+    names = QUEUES if queue is None else (one_of("--queue", queue, QUEUES),)
+    if policy is not None:
+        one_of("--policy", policy, POLICIES)
+        if until is not None or step:
+            raise CliError("--policy looks at the whole run", expected="no --until, no --step")
+    if queue is None and (until is not None or step or policy is not None):
+        raise CliError("which queue?", expected=f"--queue {' or --queue '.join(QUEUES)}")
+    run = chosen_run(path, run_id)
+    wanted = demand_ranks(run, rank)
+    with spinner("reading", path, quiet=quiet):
+        found = [replayed(run, name, ranks=wanted) for name in names]
+    if policy is not None:
+        return OK if show_policy(found[0], policy, is_json=json, quiet=quiet) or exit_zero else DIVERGED
+    if step:
+        show_steps(found[0], until, is_json=json, quiet=quiet)
+    elif until is not None:
+        show_step(found[0], until, is_json=json)
+    else:
+        show_overview(found, path, is_json=json)
+    return OK
+
+
+def chosen_run(path: Path, run_id: str | None) -> Run:
+    """The logs at a place, of one run.
+
+    Raises:
+        CliError: several runs lie there, or not the one that was asked for.
+    """
+    from cli.errors import UNREADABLE
+    from tracer.log import find_logs
+
+    run = find_logs(path)
+    if run_id is None and len(run.run_ids) == 1:
+        return run
+    for own in run.by_run_id():
+        if own.run_id == run_id:
+            return own
+    what = f"{path} holds {len(run.run_ids)} runs" if run_id is None else f"no run {run_id} in {path}"
+    raise CliError(what, code=UNREADABLE, expected=f"--run {' or --run '.join(run.run_ids[:3])}")
+
+
+def demand_ranks(run: Run, ranks: list[int] | None) -> list[int] | None:
+    """Ranks that were asked for and have a log.
+
+    Raises:
+        CliError: one has none.
+    """
+    if not ranks:
+        return None
+    from consensus_checker.words import ranks_text
+
+    if lacking := sorted(set(ranks) - set(run.ranks)):
+        raise CliError(
+            f"--rank: {ranks_text(lacking)} left no log in {run.path}", expected=ranks_text(run.ranks)
+        )
+    return sorted(set(ranks))
+
+
+def show_overview(found: list[Replay], path: Path, *, is_json: bool) -> None:
+    from cli.screens.replay import overview, overview_json
+    from cli.theme import next_step, show, show_json, width
+
+    if is_json:
+        show_json({"schema": SCHEMA, "queues": overview_json(found)})
+        return
+    show([*overview(found, width()), "", *next_step("replay", path, *worth_a_look(found))])
+
+
+def worth_a_look(found: list[Replay]) -> list[object]:
+    """Options for where something is to be seen: where ranks came apart, what never ended, or the middle."""
+    for each in found:
+        if (apart := each.parts_at()) is not None:
+            return ["--queue", each.queue, "--until", apart]
+    for each in found:
+        if any(own.at(own.last_step) for own in each.ranks):
+            return ["--queue", each.queue, "--until", each.last_step]
+    busiest = max(found, key=lambda each: len(each.steps))
+    steps = busiest.steps or (max(0, busiest.last_step),)
+    return ["--queue", busiest.queue, "--until", steps[len(steps) // 2]]
+
+
+def show_step(found: Replay, step: int, *, is_json: bool) -> None:
+    from cli.screens.replay import at_step, at_step_json
+    from cli.theme import show, show_json, width
+
+    demand_step(found, step)
+    if is_json:
+        show_json({"schema": SCHEMA, **at_step_json(found, step)})
+    else:
+        show(at_step(found, step, width()))
+
+
+def demand_step(found: Replay, step: int) -> None:
+    """Raises:
+    CliError: the run has not come that far.
+    """
+    if step > found.last_step:
+        raise CliError(f"--until {step}: the logs end with step {max(found.last_step, 0)}")
+
+
+def show_steps(found: Replay, until: int | None, *, is_json: bool, quiet: bool) -> None:
+    """Every step that moves something; in a terminal by keys."""
+    from cli.screens.replay import at_step, at_step_json
+    from cli.theme import show, show_json, width
+
+    if until is not None:
+        demand_step(found, until)
+    steps = [each for each in found.steps if until is None or each <= until]
+    if is_json:
+        show_json({"schema": SCHEMA, "queue": found.queue, "steps": [at_step_json(found, s) for s in steps]})
+        return
+    if sys.stdin.isatty() and sys.stdout.isatty() and not quiet:
+        from cli.screens.stepper import step_through
+
+        step_through(found, until)
+        return
+    for number, each in enumerate(steps):
+        show([*([""] if number else []), *at_step(found, each, width())])
+
+
+def show_policy(found: Replay, policy: str, *, is_json: bool, quiet: bool) -> bool:
+    """Whether ranks would have stayed together."""
+    from cli.screens.replay import what_if_json, what_if_lines
+    from cli.theme import show, show_json, width
+    from tracer.transfers import what_if
+
+    answer = what_if(found, policy)
+    if is_json:
+        document: dict[str, Any] = {"schema": SCHEMA, **what_if_json(answer, found)}
+        show_json(document)
+    else:
+        lines = what_if_lines(answer, found, width())
+        show(lines[:1] if quiet else lines)
+    return answer.parting is None

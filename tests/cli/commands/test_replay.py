@@ -1,0 +1,157 @@
+"""`hicache replay` as it is typed: in short, at a step, step by step, and what another agreement would do."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Hicache
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.fixture(scope="session")
+def skipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in which rank 3 stays away from an event round, since its own copy is late."""
+    from cli.app import main
+
+    folder = tmp_path_factory.mktemp("replay") / "run"
+    words = ["zoo", "run", "skip_collective_when_empty", "--seed", "5", "--out", str(folder), "--quiet"]
+    assert main(words) == 0
+    return folder
+
+
+def test_without_a_queue_all_four_are_told_in_short(hicache: Hicache, skipped: Path) -> None:
+    said = hicache("replay", skipped)
+    assert said.code == 0
+    assert "write     ranks 0-3      3      2     1        1       1" in said.out
+    # Where something is still open at the end is what one looks at.
+    assert said.out.endswith(f"  next    hicache replay {skipped} --queue write --until 34\n")
+    document = json.loads(hicache("replay", skipped, "--json").out)
+    assert document["schema"] == "hicache.replay.v1"
+    assert [each["queue"] for each in document["queues"]] == ["write", "load", "prefetch", "backup"]
+    assert document["queues"][0]["ranks"][3] == {
+        **{"rank": 3, "begun": 3, "ended": 2, "open": 1, "at_once": 1, "oldest": 1}
+    }
+
+
+def test_the_trigger_of_a_divergence_shows_in_the_queue_at_its_step(hicache: Hicache, skipped: Path) -> None:
+    checked = json.loads(hicache("check", skipped, "--json").out)
+    commands = [entry["command"] for entry in checked["next"]]
+    (command,) = [command for command in commands if command.startswith("hicache replay ")]
+    said = hicache(*command.split()[1:])
+    assert said.code == 0
+    assert said.out.splitlines()[:6] == [
+        "WRITE QUEUE  at the end of step 34, event round 35",
+        "",
+        "           ranks 0-2  rank 3     since  what",
+        "done here  1          0",
+        "applied    -          0",
+        "#3         done       in flight  33     nodes 6,7, 10 pages",
+    ]
+    assert max(map(len, said.out.splitlines())) <= 80
+    document = json.loads(hicache(*command.split()[1:], "--json").out)
+    sides = [(rank["saw"]["writes_done"], rank["applied"]["writes_agreed"]) for rank in document["ranks"]]
+    assert sides == [(1, None), (1, None), (1, None), (0, 0)]
+    assert document["ranks"][3]["in_queue"][0]["state"] == "in flight"
+
+
+def test_local_polling_would_have_brought_the_ranks_apart_and_pp_sync_would_not(
+    hicache: Hicache, skipped: Path
+) -> None:
+    local = hicache("replay", skipped, "--queue", "write", "--policy", "local")
+    assert local.code == 10
+    assert local.out.startswith(
+        "APART     under local ranks would have come apart at step 34 (writes_done)\n"
+    )
+    synced = hicache("replay", skipped, "--queue", "write", "--policy", "pp-sync", "--json")
+    assert synced.code == 0
+    assert json.loads(synced.out)["parting"] is None
+    assert hicache("replay", skipped, "--queue", "write", "--policy", "local", "--exit-zero").code == 0
+
+
+def test_steps_are_tables_one_below_the_other_in_a_pipe(hicache: Hicache, skipped: Path) -> None:
+    said = hicache("replay", skipped, "--queue", "write", "--step")
+    assert said.code == 0
+    steps = [line for line in said.out.splitlines() if line.startswith("WRITE QUEUE")]
+    document = json.loads(hicache("replay", skipped, "--queue", "write", "--step", "--json").out)
+    assert len(steps) == len(document["steps"]) > 3
+    assert {each["step"] for each in document["steps"]} >= {33, 34}
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "code"),
+    [
+        (["--until", "3"], "error: which queue?", 2),
+        (["--queue", "writes"], "error: --queue writes is not known", 2),
+        (["--queue", "write", "--until", "99999"], "error: --until 99999: the logs end with step 34", 2),
+        (["--queue", "write", "--policy", "best"], "error: --policy best is not known", 2),
+        (["--queue", "write", "--policy", "local", "--step"], "error: --policy looks at the whole run", 2),
+        (["--rank", "9"], "error: --rank: rank 9 left no log", 2),
+        (["--run", "nope"], "error: no run nope in", 3),
+    ],
+)
+def test_what_makes_no_sense_is_said(
+    hicache: Hicache, skipped: Path, words: list[str], told: str, code: int
+) -> None:
+    said = hicache("replay", skipped, *words)
+    assert (said.code, said.out) == (code, "")
+    assert said.err.startswith(told)
+
+
+def test_a_folder_without_logs_is_unreadable(hicache: Hicache, tmp_path: Path) -> None:
+    assert hicache("replay", tmp_path).code == 3
+
+
+def test_a_missing_rank_is_named_and_the_rest_replayed(
+    hicache: Hicache, skipped: Path, tmp_path: Path
+) -> None:
+    for file in skipped.glob("rank000[013].*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    said = hicache("replay", tmp_path, "--queue", "write", "--until", "34")
+    assert said.code == 0
+    assert "unsure  rank 2 left no log" in said.out
+    assert "ranks 0-1  rank 3" in said.out
+
+
+def test_keys_step_through_a_queue_in_a_terminal(skipped: Path) -> None:
+    shown = _typed(skipped, "npg34\rzq")
+    assert "WRITE QUEUE  at the end of step 34, event round 35" in shown
+    assert "keys    n next move" in shown
+    assert "no such key: 'z'" in shown
+
+
+def _typed(folder: Path, keys: str) -> str:
+    """What a terminal shows when these keys are pressed, one when the screen has settled."""
+    main, side = pty.openpty()
+    words = [sys.executable, "-m", "cli.app", "replay", str(folder), "--queue", "write", "--step"]
+    process = subprocess.Popen(
+        words, stdin=side, stdout=side, stderr=side, env={**os.environ, "TERM": "xterm"}
+    )
+    os.close(side)
+    shown = b""
+    pending = list(keys)
+    limit = time.monotonic() + 30
+    try:
+        while process.poll() is None and time.monotonic() < limit:
+            if select.select([main], [], [], 0.3)[0]:
+                try:
+                    shown += os.read(main, 65536)
+                except OSError:
+                    break
+            elif pending and b"keys" in shown:
+                os.write(main, pending.pop(0).encode())
+        assert process.wait(5) == 0, shown.decode(errors="replace")
+    finally:
+        process.kill()
+        os.close(main)
+    return COLOURS.sub("", shown.decode(errors="replace"))
