@@ -45,8 +45,8 @@ MATCH = Kind(
     compared=("rid", "purpose", "node", "kv_tokens", "host_tokens", "device_tokens"),
     local=("device_pages_free", "host_pages_free", "writes_in_flight"),
     # First page of the prompt that no tier could give, or "" when every usable page was found; and the last
-    # page that was found, "" at the root.
-    info=("miss_digest", "usable_tokens", "hit_digest"),
+    # page that was found, "" at the root. Where the KV alone would give more, the last page of that.
+    info=("miss_digest", "usable_tokens", "hit_digest", "kv_digest"),
 )
 
 LOAD_BACK = Kind(

@@ -106,6 +106,7 @@ FIELD_TYPES = {
     "matched_tokens": "BIGINT",
     "miss_digest": "VARCHAR",
     "hit_digest": "VARCHAR",
+    "kv_digest": "VARCHAR",
     "parent_digest": "VARCHAR",
     "mode": "VARCHAR",
     "namespace": "VARCHAR",

@@ -175,23 +175,28 @@ def judge(path: Path, *, every_line: bool = False) -> tuple[Verdict, History]:
     Raises:
         LogError: nothing readable is there.
     """
+    from cli.reenacting import reenacting
     from consensus_checker.check import check
     from consensus_checker.history import History
     from tracer.log import find_logs
 
-    history = History.of(find_logs(path))
-    return check(history, path=shlex.quote(str(path)), every_line=every_line), history
+    run = find_logs(path)
+    history = History.of(run)
+    place = shlex.quote(str(path))
+    return check(history, path=place, reenact=reenacting(run.lanes), every_line=every_line), history
 
 
 def _judge_together(group: Together, *, every_line: bool) -> tuple[Verdict, History]:
     """The same for folders that hold one run; commands name the one with the rank in question."""
     from dataclasses import replace
 
+    from cli.reenacting import reenacting
     from consensus_checker.check import check
     from consensus_checker.history import History
 
     history = History.of(group)
-    verdict = check(history, path=SOME_FOLDER, every_line=every_line)
+    asked = reenacting(group.lanes)
+    verdict = check(history, path=SOME_FOLDER, reenact=asked, every_line=every_line)
     named = (*verdict.finding.culprit, *verdict.finding.unknown, *verdict.finding.victims, 0)
     place = shlex.quote(str(group.place_of(named[0])))
     commands = tuple((command.replace(SOME_FOLDER, place), why) for command, why in verdict.next)

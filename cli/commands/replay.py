@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tracer.transfers import Replay
 
 SCHEMA = "hicache.replay.v1"
-DIVERGED = 10
+DIVERGED, INCOMPLETE = 10, 4
 
 
 def replay(
@@ -47,6 +47,12 @@ def replay(
             show_default=False,
         ),
     ] = None,
+    reenact: Annotated[
+        bool,
+        typer.Option(
+            "--reenact", help="Take every decision again on the inputs in the log: the first that differs."
+        ),
+    ] = False,
     run_id: Annotated[
         str | None,
         typer.Option(
@@ -59,7 +65,8 @@ def replay(
 ) -> int:
     """Rebuild the transfer queues of every rank from its log, and look at them step by step.
 
-    Without --queue all four in short. Exits 10 where --policy would have brought ranks apart.
+    Without --queue all four in short. Exits 10 where --policy would have brought ranks apart, or where
+    --reenact finds a decision that does not follow from what its rank was given.
     """
     from cli.theme import spinner
     from tracer.transfers import POLICIES, QUEUES
@@ -70,10 +77,15 @@ def replay(
         one_of("--policy", policy, POLICIES)
         if until is not None or step:
             raise CliError("--policy looks at the whole run", expected="no --until, no --step")
+    if reenact and (queue is not None or until is not None or step or policy is not None):
+        raise CliError("--reenact looks at whole ranks", expected="no other option but --rank and --run")
     if queue is None and (until is not None or step or policy is not None):
         raise CliError("which queue?", expected=f"--queue {' or --queue '.join(QUEUES)}")
     run = chosen_run(path, run_id)
     wanted = demand_ranks(run, rank)
+    if reenact:
+        code = show_reenacted(run, wanted or list(run.ranks), path, is_json=json, quiet=quiet)
+        return OK if exit_zero else code
     with spinner("reading", path, quiet=quiet):
         found = [replayed(run, name, ranks=wanted) for name in names]
     if policy is not None:
@@ -85,6 +97,24 @@ def replay(
     else:
         show_overview(found, path, is_json=json)
     return OK
+
+
+def show_reenacted(run: Run, ranks: list[int], path: Path, *, is_json: bool, quiet: bool) -> int:
+    """Every rank's decisions taken again; 10 where one differs, 4 where none could be taken again."""
+    from cli.screens.reenact import reenacted_json, reenacted_lines
+    from cli.theme import show, show_json, spinner
+    from hicache.sim.reenact import reenact
+
+    with spinner("taking decisions again", path, quiet=quiet):
+        found = [reenact(run.lanes, rank) for rank in ranks]
+    if is_json:
+        show_json({"schema": SCHEMA, "reenact": [reenacted_json(each) for each in found]})
+    else:
+        lines = reenacted_lines(found, path)
+        show(lines[:1] if quiet else lines)
+    if any(each.difference is not None for each in found):
+        return DIVERGED
+    return INCOMPLETE if any(each.limits for each in found) else OK
 
 
 def chosen_run(path: Path, run_id: str | None) -> Run:

@@ -152,6 +152,7 @@ class Cache:
         self._name_pages(active, match.node)
         found_pages = match.device_pages + match.host_pages
         at = found_pages * DIGEST_BYTES
+        kv_end = match.kv_pages * DIGEST_BYTES
         missed = active.digests[at : at + DIGEST_BYTES].hex() if found_pages < page_limit else ""
         page_tokens = self.page_tokens
         self.probes.match(
@@ -167,6 +168,7 @@ class Cache:
             missed,
             page_limit * page_tokens,
             active.digests[max(0, at - DIGEST_BYTES) : at].hex(),
+            active.digests[kv_end - DIGEST_BYTES : kv_end].hex() if kv_end > at else "",
         )
         return match
 

@@ -29,6 +29,7 @@ from hicache.control.event_round import EventRound
 from hicache.control.forward import CHANNEL, Forward
 from hicache.control.mail import Mail, decode, encode
 from hicache.control.patience import Patience
+from hicache.control.prefetch import Prefetches
 from hicache.control.retraction import by_worth, pages_missing, start_again
 from hicache.control.waiting import Waiting
 from hicache.core import DIGEST_BYTES, TOKEN_BYTES, Abort, Arrival, Command, Request
@@ -95,6 +96,11 @@ class Scheduler:
         self._is_full = False
         self._order = 0
         self.step = 0
+
+    @property
+    def prefetches(self) -> Prefetches | None:
+        """Its dealings with the external tier; None without one."""
+        return self._cache.prefetches
 
     async def run(self) -> None:
         await agree_capacity(self._cache.tiers, self._transport, self._probes)

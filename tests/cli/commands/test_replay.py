@@ -14,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from cli.app import main
+from consensus_checker.check import check
 from tests.cli.conftest import Hicache
+from tracer.log import find_logs
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -22,8 +25,6 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 @pytest.fixture(scope="session")
 def skipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in which rank 3 stays away from an event round, since its own copy is late."""
-    from cli.app import main
-
     folder = tmp_path_factory.mktemp("replay") / "run"
     words = ["zoo", "run", "skip_collective_when_empty", "--seed", "5", "--out", str(folder), "--quiet"]
     assert main(words) == 0
@@ -110,6 +111,52 @@ def test_what_makes_no_sense_is_said(
 
 def test_a_folder_without_logs_is_unreadable(hicache: Hicache, tmp_path: Path) -> None:
     assert hicache("replay", tmp_path).code == 3
+
+
+def two_ranks(out: Path) -> Path:
+    words = ["--tp", 2, "--seed", 3, "--bug", "local_host_room_decides_backup", "--page-size", 16]
+    words += ["--fault", "alloc_fail:rank=1,pool=host,nth=5", "--device-pages", 200, "--host-pages", 300]
+    words += ["--agentic", "conversations=6,rounds=6,max-context=4000"]
+    assert main(["run", *map(str, words), "--out", str(out), "--quiet"]) == 0
+    return out
+
+
+def test_of_two_ranks_the_one_whose_decision_does_not_follow_is_named(
+    hicache: Hicache, tmp_path: Path
+) -> None:
+    folder = two_ranks(tmp_path / "run")
+    # Without the runtime nobody can say which of two is right.
+    assert check(find_logs(folder)).finding.level == "undetermined"
+    said = hicache("check", folder, "--json")
+    document = json.loads(said.out)
+    assert (said.code, document["ranks"]["culprit"]) == (10, [1])
+    assert document["verdict"]["confidence"]["level"] == "high"
+    assert document["verdict"]["confidence"]["basis"][0].startswith("reenact")
+
+
+def test_the_screen_shows_what_the_log_has_and_what_the_rules_say(hicache: Hicache, tmp_path: Path) -> None:
+    folder = two_ranks(tmp_path / "run")
+    said = hicache("replay", folder, "--reenact")
+    assert said.code == 10
+    assert said.out.splitlines()[:4] == [
+        "DIFFERS   rank 1 at step 32, record 436: write backup does not follow from what",
+        "          it was given",
+        "  log     write backup: node 6, tokens 0",
+        "  rules   write backup: node 6, tokens 16",
+    ]
+    document = json.loads(hicache("replay", folder, "--reenact", "--json", "--rank", 1).out)
+    (one,) = document["reenact"]
+    assert one["difference"]["logged"]["tokens"] == 0
+    assert one["difference"]["by_the_rules"]["tokens"] == 16
+    assert hicache("replay", folder, "--reenact", "--queue", "write").code == 2
+
+
+def test_a_healthy_run_is_said_to_be_the_same(hicache: Hicache, tmp_path: Path) -> None:
+    words = ["--tp", "2", "--agentic", "conversations=3,rounds=4,max-context=900,output=8"]
+    assert main(["run", *words, "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    said = hicache("replay", tmp_path / "run", "--reenact")
+    assert said.code == 0
+    assert said.out.startswith("SAME      every decision of ranks 0-1 follows from what it was given")
 
 
 def test_a_missing_rank_is_named_and_the_rest_replayed(
