@@ -15,6 +15,8 @@ from hicache.errors import ConfigError
 
 # One answer is at most this; larger n would not fit the recorded list.
 CHOICES_MAX = 1 << 16
+# A place behind this is no choice of any run.
+PLACES_MAX = 1 << 22
 
 
 class Schedule:
@@ -31,10 +33,10 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """Read what `str(schedule)` printed: `seed:7` or `list:0,2,1`.
+        """Read what `str(schedule)` printed: `seed:7` or `list:0,2,1`; or `at:41=2,57=1`, the rest 0.
 
         Raises:
-            ConfigError: neither form, or an answer outside 0..65535.
+            ConfigError: none of these forms, or an answer outside 0..65535.
         """
         form, _, rest = text.partition(":")
         try:
@@ -44,9 +46,13 @@ class Schedule:
                 answers = [int(part) for part in rest.split(",") if part]
                 if all(0 <= answer < CHOICES_MAX for answer in answers):
                     return cls(answers=answers)
+            if form == "at":
+                return cls(answers=_at(rest))
         except ValueError:
             pass
-        raise ConfigError(f"--schedule {text[:60]!r}: expected seed:N, or list:0,2,1 with answers 0..65535")
+        raise ConfigError(
+            f"--schedule {text[:60]!r}: expected seed:N, list:0,2,1 with answers 0..65535, or at:41=2,57=1"
+        )
 
     def choose(self, n: int, site: str) -> int:
         """An answer in 0..n-1. `site` says what is being decided; it does not change the answer."""
@@ -64,6 +70,27 @@ class Schedule:
         if self.seed is not None:
             return f"seed:{self.seed}"
         return _list_text(self.answers)
+
+
+def _at(text: str) -> list[int]:
+    """Answers by place.
+
+    Raises:
+        ValueError: a place or an answer that can't be one.
+    """
+    answers: list[int] = []
+    for part in filter(None, text.split(",")):
+        place, _, answer = part.partition("=")
+        if not (0 <= int(place) < PLACES_MAX and 0 <= int(answer) < CHOICES_MAX):
+            raise ValueError(part)
+        answers += [0] * (int(place) + 1 - len(answers))
+        answers[int(place)] = int(answer)
+    return answers
+
+
+def sparse_text(answers: Sequence[int]) -> str:
+    """The choices that are not dull, by place: the shortest form of a schedule that has few of them."""
+    return "at:" + ",".join(f"{place}={answer}" for place, answer in enumerate(answers) if answer)
 
 
 def _list_text(answers: Sequence[int]) -> str:
