@@ -9,7 +9,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet install --constraint const
 export OMP_NUM_THREADS = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fast soak bench peers compat lint types format clean
+.PHONY: help demo test fast soak bench peers compat sbom lint types format clean
 
 help:  ## What can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 10
@@ -45,6 +45,9 @@ peers: $(DEV)  ## A real SGLang: healthy runs and faults; HICACHE_PEERS and HICA
 
 compat: $(DEV)  ## Which functions the published versions of SGLang have; downloads their wheels once
 	$(BIN)/python -m tests.peers.compat
+
+sbom: $(DEV)  ## Lock file with hashes and bill of materials, made anew from a package index
+	$(BIN)/python -m tests.supply_chain
 
 lint: $(DEV)  ## Style
 	$(BIN)/ruff check .

@@ -12,6 +12,7 @@ import faulthandler
 import logging
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,10 +20,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread, get_ident
+from threading import Lock, Thread, get_ident
 
 from consensus_checker.live_posts import Published
 from tracer.freeze import freeze
+from tracer.sinks import FILE_MODE, FOLDER_MODE
 from tracer.sinks import tell as safely
 
 LOG, SNAPSHOT, COMMAND, ABORT = "log", "snapshot", "command", "abort"
@@ -32,6 +34,8 @@ VERDICT_VARIABLE = "HICACHE_VERDICT"
 # A command that takes longer is ended.
 COMMAND_S_MAX = 60.0
 VERDICT_NAME = "verdict.json"
+# A process runs one command at a time, however many verdicts there are.
+_turn = Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +75,10 @@ def _snapshot(case: Case, tell: Callable[[str], None]) -> None:
         safely(tell, "policy snapshot: there is no folder to keep it in; set HICACHE_TRACE_DIR")
         return
     try:
-        case.folder.mkdir(parents=True, exist_ok=True)
+        case.folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         _write(case.folder / VERDICT_NAME, case.text)
-        with open(case.folder / f"rank{case.rank:04d}.stacks.txt", "w", encoding="utf-8") as file:
+        stacks = case.folder / f"rank{case.rank:04d}.stacks.txt"
+        with open(stacks, "w", encoding="utf-8", opener=_for_owner) as file:
             faulthandler.dump_traceback(file, all_threads=True)
     except OSError as error:
         safely(tell, f"policy snapshot: {case.folder}: {error.strerror}")
@@ -83,8 +88,13 @@ def _snapshot(case: Case, tell: Callable[[str], None]) -> None:
 def _write(path: Path, text: str) -> None:
     """All ranks write the same, at about the same time."""
     own = path.with_name(f".{path.name}.{os.getpid()}.{get_ident()}")
-    own.write_text(text, encoding="utf-8")
+    with open(own, "w", encoding="utf-8", opener=_for_owner) as file:
+        file.write(text)
     os.replace(own, path)
+
+
+def _for_owner(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
 
 
 def _run(case: Case, command: str | None, tell: Callable[[str], None]) -> None:
@@ -99,32 +109,45 @@ def _run(case: Case, command: str | None, tell: Callable[[str], None]) -> None:
         return
     try:
         path = (case.folder or Path(tempfile.mkdtemp(prefix="hicache-"))) / VERDICT_NAME
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         _write(path, case.text)
     except OSError as error:
         safely(tell, f"policy command: {words[0]}: {error.strerror}")
         return
-    if trouble := run_command(words, case.text, path):
+    with _turn:
+        trouble = run_command(words, case.text, path)
+    if trouble:
         safely(tell, f"policy command: {trouble}")
 
 
-def run_command(words: Sequence[str], verdict: str, path: Path) -> str:
-    """Run a program with a verdict, which is at `path` too; what went wrong with it, or nothing."""
+def run_command(words: Sequence[str], verdict: str, path: Path, *, limit_s: float = COMMAND_S_MAX) -> str:
+    """Run a program, without a shell, with a verdict on its input, which is at `path` too.
+
+    It has a session of its own, so that what it has started ends with it when its time is over.
+
+    Returns:
+        What went wrong with it, or nothing.
+    """
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             words,
-            input=verdict.encode(),
             env={**os.environ, VERDICT_VARIABLE: str(path)},
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=COMMAND_S_MAX,
-            check=False,
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired:
-        return f"{words[0]} was ended after {COMMAND_S_MAX:.0f} s"
     except OSError as error:
         return f"{words[0]}: {error.strerror}"
-    return f"{words[0]} ended with {done.returncode}" if done.returncode else ""
+    with process:
+        try:
+            process.communicate(verdict.encode(), timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            return f"{words[0]} was ended after {limit_s:.0f} s"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    return f"{words[0]} ended with {process.returncode}" if process.returncode else ""
 
 
 def end_process() -> None:

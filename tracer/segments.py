@@ -31,7 +31,16 @@ from functools import partial
 from pathlib import Path
 
 from tracer.pack import PACKED, Packing, Sealed
-from tracer.sinks import HeaderLine, Position, Warn, allow_open_files, segment_name, tell, warn_on_stderr
+from tracer.sinks import (
+    FOLDER_MODE,
+    HeaderLine,
+    Position,
+    Warn,
+    allow_open_files,
+    segment_name,
+    tell,
+    warn_on_stderr,
+)
 
 SEGMENT_BYTES_MIN = 64 * 1024
 SEGMENT_BYTES_MAX = 4 * 1024 * 1024
@@ -77,7 +86,8 @@ class SegmentSink:
     own. Files are created exclusively, so an earlier run in the same folder is never overwritten.
 
     Args:
-        folder: created when it is missing, but only once: a folder removed later stays removed.
+        folder: created when it is missing, for its owner alone, but only once: a folder removed later stays
+            removed.
         warn: called at most once, when the sink gives up.
         limit_bytes: makes a ring of this lane, whose files take no more than that on disk, as long as
             a header and a line fit in a quarter of it; None keeps everything.
@@ -134,7 +144,7 @@ class SegmentSink:
         # keeps such a hook for ever.
         os.register_at_fork(after_in_child=partial(_leave_to_parent, weakref.ref(self)))
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         except OSError as error:
             self._give_up(error)
             return

@@ -20,6 +20,8 @@ from typing import Protocol
 OPEN_FILES_MAX = 1 << 20
 # What says how a whole run ended; written by whoever made the run, never read as a log.
 SUMMARY_NAME = "run.json"
+# Whatever the umask: who may read a log is its owner's to say.
+FOLDER_MODE, FILE_MODE = 0o700, 0o600
 
 Warn = Callable[[str], None]
 HeaderLine = Callable[[], bytes]
@@ -157,8 +159,8 @@ def write_meta(folder: str | os.PathLike[str], rank: int, *, warn: Warn | None =
     }
     path = Path(folder) / meta_name(rank)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
         with open(fd, "w", encoding="utf-8") as file:
             file.write(json.dumps(facts) + "\n")
     except OSError as error:
