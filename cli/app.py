@@ -18,6 +18,7 @@ try:
 
     from cli.commands.check import check
     from cli.commands.demo import demo
+    from cli.commands.diff_tree import diff_tree
     from cli.commands.explore import explore
     from cli.commands.export import export
     from cli.commands.hits import hits
@@ -45,6 +46,7 @@ app.command(short_help="The same while the run goes on, and who is silent.")(wat
 app.command(short_help="Which tier served the prompts, and why not more.")(hits)
 app.command(short_help="Ask the logs in SQL.")(query)
 app.command(short_help="Transfer queues step by step; other agreements.")(replay)
+app.command("diff-tree", short_help="Two ranks' trees at a step, side by side.")(diff_tree)
 app.command(short_help="Many schedules of one run, to find one that breaks it.")(explore)
 app.command(short_help="The logs for Perfetto, OpenTelemetry, Parquet and others.")(export)
 app.add_typer(zoo, name="zoo", short_help="Scenarios of ranks that come apart.")

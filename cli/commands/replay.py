@@ -39,6 +39,16 @@ def replay(
             "--step", help="Step by step: by keys in a terminal, else every step that moves up to --until."
         ),
     ] = False,
+    at: Annotated[
+        int | None,
+        typer.Option(
+            "--at",
+            metavar="STEP",
+            help="Tree, pools, locks and queues at the end of this step.",
+            min=0,
+            show_default=False,
+        ),
+    ] = None,
     policy: Annotated[
         str | None,
         typer.Option(
@@ -77,12 +87,18 @@ def replay(
         one_of("--policy", policy, POLICIES)
         if until is not None or step:
             raise CliError("--policy looks at the whole run", expected="no --until, no --step")
-    if reenact and (queue is not None or until is not None or step or policy is not None):
-        raise CliError("--reenact looks at whole ranks", expected="no other option but --rank and --run")
+    if (reenact or at is not None) and (queue is not None or until is not None or step or policy is not None):
+        name = "--reenact" if reenact else "--at"
+        raise CliError(f"{name} looks at whole ranks", expected="no other option but --rank and --run")
+    if reenact and at is not None:
+        raise CliError("--reenact looks at whole ranks, --at at one step", expected="one of them")
     if queue is None and (until is not None or step or policy is not None):
         raise CliError("which queue?", expected=f"--queue {' or --queue '.join(QUEUES)}")
     run = chosen_run(path, run_id)
     wanted = demand_ranks(run, rank)
+    if at is not None:
+        code = show_states(run, wanted or [run.ranks[0]], at, is_json=json)
+        return OK if exit_zero else code
     if reenact:
         code = show_reenacted(run, wanted or list(run.ranks), path, is_json=json, quiet=quiet)
         return OK if exit_zero else code
@@ -115,6 +131,21 @@ def show_reenacted(run: Run, ranks: list[int], path: Path, *, is_json: bool, qui
     if any(each.difference is not None for each in found):
         return DIVERGED
     return INCOMPLETE if any(each.limits for each in found) else OK
+
+
+def show_states(run: Run, ranks: list[int], step: int, *, is_json: bool) -> int:
+    """What these ranks held at the end of a step; 4 where that can't be made again."""
+    from cli.screens.state import state_lines
+    from cli.theme import show, show_json, width
+    from hicache.sim.reenact_state import state_at
+
+    states = [state_at(run.lanes, rank, step) for rank in ranks]
+    if is_json:
+        show_json({"schema": SCHEMA, "states": [state.to_json() for state in states]})
+    else:
+        for number, state in enumerate(states):
+            show([*([""] if number else []), *state_lines(state, width())])
+    return INCOMPLETE if any(state.undetermined for state in states) else OK
 
 
 def chosen_run(path: Path, run_id: str | None) -> Run:

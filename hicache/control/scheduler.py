@@ -29,7 +29,6 @@ from hicache.control.event_round import EventRound
 from hicache.control.forward import CHANNEL, Forward
 from hicache.control.mail import Mail, decode, encode
 from hicache.control.patience import Patience
-from hicache.control.prefetch import Prefetches
 from hicache.control.retraction import by_worth, pages_missing, start_again
 from hicache.control.waiting import Waiting
 from hicache.core import DIGEST_BYTES, TOKEN_BYTES, Abort, Arrival, Command, Request
@@ -98,9 +97,9 @@ class Scheduler:
         self.step = 0
 
     @property
-    def prefetches(self) -> Prefetches | None:
-        """Its dealings with the external tier; None without one."""
-        return self._cache.prefetches
+    def cache(self) -> Cache:
+        """What it decides about, for whoever looks at a rank from beside it."""
+        return self._cache
 
     async def run(self) -> None:
         await agree_capacity(self._cache.tiers, self._transport, self._probes)

@@ -18,9 +18,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from hicache.config import Config, StorageConfig
+from hicache.control.cache import Cache
 from hicache.errors import HiCacheError
 from hicache.loop import Signal
-from hicache.probes import KINDS, Probes
+from hicache.probes import KINDS, REPLICA, Probes
 from hicache.rank import SCHEDULER, Parts, Ports, build_rank, lane_names
 from hicache.sim.reenact_ports import (
     ROUND,
@@ -74,6 +75,7 @@ class Reenacted:
 
     Attributes:
         records: that came out again, up to the end of the log or to the difference.
+        agreed: those of them that all ranks of a replica write alike.
         limits: why it could not be done at all, or not to the end; empty otherwise.
     """
 
@@ -81,6 +83,7 @@ class Reenacted:
     records: int
     difference: Difference | None
     limits: str = ""
+    agreed: int = 0
 
     @property
     def is_same(self) -> bool:
@@ -94,6 +97,19 @@ def reenact(lanes: Iterable[LaneLog], rank: int, *, until_seq: int | None = None
         lanes: of the run; those of other ranks are not looked at.
         until_seq: stop behind this record of the scheduler's lane.
     """
+    ready = prepared(lanes, rank, until_seq=until_seq)
+    return ready if isinstance(ready, Reenacted) else ready.run()
+
+
+def prepared(
+    lanes: Iterable[LaneLog],
+    rank: int,
+    *,
+    until_seq: int | None = None,
+    until_step: int | None = None,
+    until_agreed: int | None = None,
+) -> Reenacting | Reenacted:
+    """A rank ready to be done again, up to a record or the end of a step; or why it can't be."""
     # Somebody else may be in the middle of reading them.
     own = {lane.lane: LaneLog(lane.segments) for lane in lanes if lane.rank == rank}
     if SCHEDULER not in own:
@@ -109,9 +125,15 @@ def reenact(lanes: Iterable[LaneLog], rank: int, *, until_seq: int | None = None
     if limits := _limits(main, config):
         return Reenacted(rank, 0, None, limits)
     others = {name: [*lane.records(is_lenient=True)] for name, lane in own.items() if name != SCHEDULER}
+    end = len(records)
     if until_seq is not None:
-        records = [record for record in records if record["seq"] <= until_seq]
-    return _Reenacting(config, rank, records, others).run()
+        end = sum(record["seq"] <= until_seq for record in records)
+    if until_step is not None:
+        end = sum(record["step"] <= until_step for record in records)
+    if until_agreed is not None:
+        places = [at for at, record in enumerate(records) if _is_agreed(record)]
+        end = places[until_agreed] if until_agreed < len(places) else len(records)
+    return Reenacting(config, rank, records, others, end)
 
 
 def _limits(main: LaneLog, config: Config) -> str:
@@ -171,8 +193,15 @@ def _idle_steps(record: Record, before: Sequence[dict[str, Any]]) -> Iterator[di
                 yield {**each, **counters, "step": last_step + number, "seq": record["seq"]}
 
 
-class _Reenacting:
-    """One rank that is being done again."""
+class Reenacting:
+    """One rank that is being done again.
+
+    Args:
+        end: records of the log that are; those behind are only looked ahead at.
+
+    Attributes:
+        cache: of the rank, once it has been run.
+    """
 
     def __init__(
         self,
@@ -180,10 +209,12 @@ class _Reenacting:
         rank: int,
         records: Sequence[Record],
         lanes: Mapping[str, Sequence[Record]],
+        end: int,
     ) -> None:
         self._config = config
         self._rank = rank
-        self._tape = Tape(records)
+        self._tape = Tape(records, end)
+        self.cache: Cache | None = None
         # A running digest of all decisions has the made-up content in it.
         made_up = {**MADE_UP, "event_round": frozenset({"digest"})} if config.in_band_digest else MADE_UP
         self._comparing = _Comparing(self._tape, made_up)
@@ -199,7 +230,7 @@ class _Reenacting:
                 if isinstance(waits_for, Signal) and not waits_for.is_fired:
                     raise DiffersError(None, f"it waits for {waits_for.reason or 'work'}")
         except StopIteration:
-            if tape.at < len(tape.records):
+            if tape.at < tape.end:
                 difference = self._differs(None, "it had nothing left to do")
         except LogEndedError:
             pass
@@ -207,15 +238,22 @@ class _Reenacting:
             difference = self._differs(error.got, error.why)
         except (AssertionError, HiCacheError, LookupError) as error:
             # A rule was broken that every right history keeps; where the log stops too, so did its rank.
-            if tape.at < len(tape.records):
+            if tape.at < tape.end:
                 difference = self._differs(None, f"it stops: {error}")
         finally:
             coroutine.close()
-        return Reenacted(self._rank, tape.at, difference)
+        agreed = sum(map(_is_agreed, tape.records[: tape.at]))
+        return Reenacted(self._rank, tape.at, difference, agreed=agreed)
+
+    @property
+    def last_step(self) -> int:
+        """Of the last record that came out again; -1 where none did."""
+        tape = self._tape
+        return int(tape.records[tape.at - 1]["step"]) if tape.at else -1
 
     def _differs(self, got: Record | None, why: str) -> Difference | None:
         tape = self._tape
-        if tape.at >= len(tape.records):
+        if tape.at >= tape.end:
             return None
         logged = tape.records[tape.at]
         return Difference(logged["seq"], logged["step"], _compared(logged), got, why)
@@ -252,7 +290,8 @@ class _Reenacting:
         for name, lane in built.lanes.items():
             if name != SCHEDULER:
                 lane.close()
-        self._published.prefetches = built.scheduler.prefetches
+        self.cache = built.scheduler.cache
+        self._published.prefetches = self.cache.prefetches
         return built.lanes[SCHEDULER]
 
 
@@ -321,6 +360,10 @@ class _Silent:
 
 def _nothing(*_values: Any) -> None:
     """The writer of a record that nobody compares."""
+
+
+def _is_agreed(record: Record) -> bool:
+    return KIND_BY_NAME[record["kind"]].agree == REPLICA
 
 
 def _compared(record: Record) -> dict[str, Any]:

@@ -58,13 +58,15 @@ class Tape:
 
     Args:
         records: without those that are nobody's decision.
+        end: how many of them are done again; those behind only say what was observed.
 
     Attributes:
         own_digest: what the rank that is done again has sent with its newest event round.
     """
 
-    def __init__(self, records: Sequence[Record]) -> None:
+    def __init__(self, records: Sequence[Record], end: int) -> None:
         self.records = records
+        self.end = end
         self.at = 0
         self.own_digest = 0
         self._places: dict[tuple[str, str], list[int]] = {}
@@ -77,7 +79,7 @@ class Tape:
         Raises:
             LogEndedError: there is none.
         """
-        if self.at >= len(self.records):
+        if self.at >= self.end:
             raise LogEndedError
         return self.records[self.at]
 
@@ -358,7 +360,7 @@ class TapeEngine:
 
     def _advance(self) -> None:
         tape = self._tape
-        while tape.at < len(tape.records) and tape.records[tape.at]["kind"] == "transfer_done":
+        while tape.at < tape.end and tape.records[tape.at]["kind"] == "transfer_done":
             record = tape.records[tape.at]
             transfer = self._moving.pop(record.get("op", -1), None)
             if transfer is None:

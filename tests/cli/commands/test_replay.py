@@ -202,3 +202,50 @@ def _typed(folder: Path, keys: str) -> str:
         process.kill()
         os.close(main)
     return COLOURS.sub("", shown.decode(errors="replace"))
+
+
+def test_a_ranks_tree_pools_and_queues_are_shown_at_a_step(hicache: Hicache, skipped: Path) -> None:
+    said = hicache("replay", skipped, "--at", "33", "--rank", "2")
+    assert said.code == 0
+    assert said.out.startswith("STATE     rank 2 at the end of step 33: ")
+    assert "  writes  #3 node 6,7 10 pages\n" in said.out
+    (state,) = json.loads(hicache("replay", skipped, "--at", "33", "--rank", "2", "--json").out)["states"]
+    held = sum(node["pages"] for node in state["nodes"] if "D" in node["tiers"])
+    (device,) = [pool for pool in state["pools"] if pool["name"] == "device"]
+    # What is in the tree and what running requests have beside it: never more than there is.
+    assert held == device["evictable"] + device["protected"]
+    assert held <= device["capacity"] - device["free"]
+    # The node whose copy is late is pending, and locked until its ack.
+    pending = [node for node in state["nodes"] if node["is_pending"]]
+    assert [node["node"] for node in pending] == [6, 7]
+    assert pending[-1]["locks"] > 0
+
+
+def test_trees_of_two_ranks_are_compared_up_to_where_they_part(hicache: Hicache, skipped: Path) -> None:
+    said = hicache("diff-tree", skipped, "--at", "30", "--rank", "0", "--rank", "3")
+    assert (said.code, said.out[:37]) == (0, "ALIKE     ranks 0 and 3 have the same")
+    said = hicache("diff-tree", skipped, "--at", "34", "--rank", "0", "--rank", "3")
+    assert said.code == 4
+    assert "record 406 at step 34 does not follow from its inputs" in " ".join(said.out.split())
+    document = json.loads(hicache("diff-tree", skipped, "--at", "30", "--json").out)
+    assert (document["schema"], document["ranks"], document["differing"]) == (
+        *("hicache.diff_tree.v1", [0, 1]),
+        [],
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["replay", "--at", "3", "--queue", "write"], "error: --at looks at whole ranks"),
+        (["replay", "--at", "3", "--reenact"], "error: --reenact looks at whole ranks"),
+        (["diff-tree", "--at", "3", "--rank", "1"], "error: diff-tree compares two ranks, not 1"),
+        (["diff-tree", "--at", "3", "--rank", "1", "--rank", "7"], "error: --rank: rank 7 left no log"),
+    ],
+)
+def test_whole_ranks_are_not_mixed_with_queues(
+    hicache: Hicache, skipped: Path, words: list[str], told: str
+) -> None:
+    said = hicache(words[0], skipped, *words[1:])
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith(told)

@@ -1,0 +1,71 @@
+"""`hicache diff-tree`: the trees of two ranks at one step, made again from their logs, side by side."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from cli.errors import OK, CliError
+from cli.options import ExitZero, Json, Logs
+
+SCHEMA = "hicache.diff_tree.v1"
+DIVERGED, INCOMPLETE = 10, 4
+
+
+def diff_tree(
+    path: Logs,
+    at: Annotated[
+        int, typer.Option("--at", metavar="STEP", help="At the end of this step.", min=0, show_default=False)
+    ],
+    rank: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--rank", metavar="RANK", help="The two ranks; 0 and 1 if not given.", show_default=False
+        ),
+    ] = None,
+    run_id: Annotated[
+        str | None,
+        typer.Option(
+            "--run", metavar="RUN_ID", help="Which run, where PATH has several.", show_default=False
+        ),
+    ] = None,
+    json: Json = False,
+    exit_zero: ExitZero = False,
+) -> int:
+    """Compare two ranks' trees at a step: nodes, tiers, locks.
+
+    Exits 10 where they differ, 4 where one of them can't be made again that far.
+    """
+    from cli.commands.replay import chosen_run, demand_ranks
+    from cli.screens.state import diff_lines, differing
+    from cli.theme import show, show_json, width
+    from hicache.sim.reenact_state import states_at
+
+    run = chosen_run(path, run_id)
+    ranks = rank or list(run.ranks[:2])
+    if len(set(ranks)) != 2:
+        raise CliError(f"diff-tree compares two ranks, not {len(set(ranks))}", expected="--rank 0 --rank 3")
+    demand_ranks(run, ranks)
+    first, second = states_at(run.lanes, ranks, at)
+    pairs = differing(first, second)
+    if json:
+        document = {
+            "schema": SCHEMA,
+            "step": at,
+            "ranks": ranks,
+            "nodes": [len(first.nodes), len(second.nodes)],
+            "differing": [
+                {"node": number, "by_rank": [asdict(each) if each else None for each in (one, other)]}
+                for number, one, other in pairs
+            ],
+            "undetermined": [each.undetermined for each in (first, second) if each.undetermined],
+        }
+        show_json(document)
+    else:
+        show(diff_lines(first, second, width()))
+    if exit_zero:
+        return OK
+    is_short = first.undetermined or second.undetermined
+    return DIVERGED if pairs else INCOMPLETE if is_short else OK
