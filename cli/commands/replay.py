@@ -79,8 +79,9 @@ def replay(
     --reenact finds a decision that does not follow from what its rank was given.
     """
     from cli.theme import spinner
-    from tracer.transfers import POLICIES, QUEUES
+    from tracer.transfers import QUEUES
     from tracer.transfers import replay as replayed
+    from tracer.what_if import POLICIES
 
     names = QUEUES if queue is None else (one_of("--queue", queue, QUEUES),)
     if policy is not None:
@@ -250,7 +251,7 @@ def show_policy(found: Replay, policy: str, *, is_json: bool, quiet: bool) -> bo
     """Whether ranks would have stayed together."""
     from cli.screens.replay import what_if_json, what_if_lines
     from cli.theme import show, show_json, width
-    from tracer.transfers import what_if
+    from tracer.what_if import what_if
 
     answer = what_if(found, policy)
     if is_json:

@@ -14,7 +14,8 @@ from cli.screens.table import counted, table
 from cli.theme import BAD, DOUBT, GOOD, HEADING, headline, paragraph
 
 if TYPE_CHECKING:
-    from tracer.transfers import RankQueue, Replay, Transfer, WhatIf
+    from tracer.transfers import RankQueue, Replay, Transfer
+    from tracer.what_if import WhatIf
 
 # Lines of a queue that are shown; the rest is counted.
 ROWS_MAX = 14

@@ -12,7 +12,8 @@ from cli.app import main
 from tests.support.logs import write_lane, write_run
 from tracer.log import find_logs
 from tracer.record import Kind
-from tracer.transfers import QUEUES, Replay, replay, what_if
+from tracer.transfers import QUEUES, Replay, replay
+from tracer.what_if import what_if
 
 NAMES = (
     "transfer_enqueue transfer_done transfer_ack event_round prefetch_submit query prefetch_hit progress "
