@@ -4,8 +4,8 @@
     min        the least along tp and cp, in each stage for itself
     pp-sync    stage 0's least, which later stages adopt, and wait for
 
-Where ranks would have applied different counts everything behind would have gone otherwise, so that nothing is
-said of it.
+Where ranks would have applied different counts everything behind would have gone otherwise: nothing is said
+of it.
 """
 
 from __future__ import annotations
