@@ -123,6 +123,8 @@ class Dump:
     Attributes:
         has_entries: whether there is any entry: an idle rank of an only-active dump has none.
         entry_count: entries in the dump, whether kept in `groups` or not.
+        form: how it was written down; equal dumps in two forms are most likely one, converted.
+        are_calls_left_out: there is no list of entries at all, so that none means nothing.
     """
 
     who: Who
@@ -134,6 +136,8 @@ class Dump:
     groups: Sequence[Progress]
     at: At
     notes: tuple[str, ...] = ()
+    form: str = ""
+    are_calls_left_out: bool = False
 
 
 class Frame(NamedTuple):
