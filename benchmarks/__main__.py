@@ -14,11 +14,13 @@ from benchmarks import (
     conversation,
     evictions,
     exports,
+    flight_recorder,
     hits,
     live,
     otlp,
     recorder,
     store,
+    transfers,
     tree,
     volume,
     whole_run,
@@ -39,6 +41,8 @@ def main() -> int:
     store.main()
     hits.main()
     exports.main()
+    flight_recorder.main()
+    transfers.main()
     otlp.main()
     agentic.main()
     folder = os.environ.get("HICACHE_DATA", "")

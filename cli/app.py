@@ -17,8 +17,10 @@ try:
     import typer
 
     from cli.commands.check import check
+    from cli.commands.collect import collect
     from cli.commands.demo import demo
     from cli.commands.diff_tree import diff_tree
+    from cli.commands.doctor import doctor
     from cli.commands.explore import explore
     from cli.commands.export import export
     from cli.commands.hits import hits
@@ -49,6 +51,8 @@ app.command(short_help="Transfer queues step by step; other agreements.")(replay
 app.command("diff-tree", short_help="Two ranks' trees at a step, side by side.")(diff_tree)
 app.command(short_help="Many schedules of one run, to find one that breaks it.")(explore)
 app.command(short_help="The logs for Perfetto, OpenTelemetry, Parquet and others.")(export)
+app.command(short_help="What many hosts have left of a job, as one bundle.")(collect)
+app.command(short_help="What is installed, what is armed, what is lacking.")(doctor)
 app.add_typer(zoo, name="zoo", short_help="Scenarios of ranks that come apart.")
 
 

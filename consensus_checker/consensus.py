@@ -300,7 +300,10 @@ class _Checker:
             return alone, None
         found = store if store is not None else ranks.default_store()
         if found is None:
-            self._tell("no store to meet the other ranks in: decisions are recorded, and compared by nobody")
+            self._tell(
+                "no store to meet the other ranks in: decisions are recorded, and compared by nobody"
+                + ranks.lacking()
+            )
             return alone, None
         own_store = ranks.own_store(found, f"{ranks.PREFIX}/{_round}/")
         try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import sys
 import time
@@ -25,11 +26,18 @@ from typing import Any
 
 from consensus_checker.words import ranks_text
 from tracer.keyed import COMMON_ALGORITHM, KEY_BITS, best_algorithm
-from tracer.plausible import WORLD_SIZE_MAX
+from tracer.plausible import INTEGER_MAX, WORLD_SIZE_MAX
 
 PREFIX = "hicache/consensus"
 RANK_VARIABLE, WORLD_VARIABLE = "RANK", "WORLD_SIZE"
 KEY_VARIABLE = "HICACHE_DIGEST_KEY"
+# What the launcher gives all ranks alike; torchrun's own are taken where ours are not set.
+RUN_VARIABLES = ("HICACHE_RUN_ID", "TORCHELASTIC_RUN_ID")
+ATTEMPT_VARIABLES = ("HICACHE_ATTEMPT", "TORCHELASTIC_RESTART_COUNT")
+# torchrun's for a job that was given no name.
+UNNAMED = "none"
+# A run id is part of a folder's name.
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # The run of a rank that has met nobody.
 ALONE = "consensus"
 POLL_S, POLL_MAX_S = 0.002, 0.1
@@ -46,6 +54,7 @@ class Agreed:
         algorithm, key: of digests; `key` stands in no log.
         run_id: of all their logs, and of those of other replicas if the store can say.
         has_logs: the folder of the first of them held logs of the same name before.
+        attempt: how often the job was started again under that run id.
     """
 
     members: tuple[int, ...]
@@ -53,6 +62,7 @@ class Agreed:
     key: int
     run_id: str
     has_logs: bool
+    attempt: int = 0
 
 
 class Prefixed:
@@ -192,13 +202,42 @@ def world_size(given: int | None, members: Sequence[int]) -> int:
     return max(found, members[-1] + 1)
 
 
+def shared_run_id() -> str:
+    """The run's name as the environment has it, or ""; what can't name a folder is digested."""
+    for name in RUN_VARIABLES:
+        text = os.environ.get(name, "").strip()
+        if text and text != UNNAMED:
+            return text if RUN_ID.fullmatch(text) else blake2b(text.encode(), digest_size=8).hexdigest()
+    return ""
+
+
+def shared_attempt() -> int:
+    """How often the job was started again, as the environment has it; 0 where it does not say."""
+    for name in ATTEMPT_VARIABLES:
+        text = os.environ.get(name, "").strip()
+        if text.isascii() and text.isdecimal() and int(text) <= INTEGER_MAX:
+            return int(text)
+    return 0
+
+
+def lacking() -> str:
+    """What ranks that can ask nobody do not have in common, to be put behind a sentence; or nothing."""
+    found = []
+    if not shared_run_id():
+        found.append(f"{RUN_VARIABLES[0]}, so that logs of two runs can be taken for one")
+    if not os.environ.get(KEY_VARIABLE):
+        found.append(f"{KEY_VARIABLE}, so that digests are under no secret key")
+    return f" (not set: {'; '.join(found)})" if found else ""
+
+
 def alone(groups: Sequence[Sequence[int]], rank: int, *, has_logs: bool) -> Agreed:
     """What a rank assumes that can ask nobody."""
     members = tuple(sorted({rank, *(other for group in groups for other in group)}))
     text = os.environ.get(KEY_VARIABLE, "")
     key = int.from_bytes(blake2b(text.encode(), digest_size=KEY_BITS // 8).digest(), "big") if text else 0
     # Others may not have the faster one.
-    return Agreed(members, COMMON_ALGORITHM, key, ALONE, has_logs)
+    run_id = shared_run_id() or ALONE
+    return Agreed(members, COMMON_ALGORITHM, key, run_id, has_logs, shared_attempt())
 
 
 def agree(
@@ -233,13 +272,21 @@ def agree(
         agreed: dict[str, Any] = {
             "algorithm": algorithms.pop() if len(algorithms) == 1 else COMMON_ALGORITHM,
             "key": secrets.randbits(KEY_BITS),
-            "run": _run_id(store),
+            "run": shared_run_id() or _run_id(store),
             "has_logs": has_logs(members),
+            "attempt": shared_attempt(),
         }
         store.set(f"agreed/{rank}", json.dumps(agreed))
     else:
         agreed = _wait_one(store, f"agreed/{members[0]}", members[0], deadline)
-    return Agreed(members, agreed["algorithm"], agreed["key"], agreed["run"], agreed["has_logs"])
+    return Agreed(
+        members,
+        agreed["algorithm"],
+        agreed["key"],
+        agreed["run"],
+        agreed["has_logs"],
+        agreed.get("attempt", 0),
+    )
 
 
 def _run_id(store: Prefixed) -> str:

@@ -23,6 +23,7 @@ from tracer.pack import PACKED, Packer
 from tracer.record import HEART_LANE, MAIN_LANE, Kind, Outcome, Place, header
 from tracer.segments import SegmentSink, Window
 from tracer.sinks import NowhereSink, Sink, Warn, meta_name, segment_name, tell, write_meta
+from tracer.snapshot.armed import Armed, arm
 from tracer.tracer import Tracer
 
 TRACE_VARIABLE, FOLDER_VARIABLE, LIMIT_VARIABLE = "HICACHE_TRACE", "HICACHE_TRACE_DIR", "HICACHE_TRACE_LIMIT"
@@ -46,6 +47,8 @@ class Recording:
         header: what the lane's files begin with; kinds are added to it.
     """
 
+    _armed: Armed | None = None
+
     def __init__(
         self, place: Place, agreed: Agreed, kinds: Sequence[Kind], *, world_size: int, warn: Warn
     ) -> None:
@@ -56,7 +59,14 @@ class Recording:
         self._is_own_folder = False
         self.folder = self._folder(agreed)
         self._packer = Packer() if self._trace == "ring" else None
-        top = header(place, kinds, lane=MAIN_LANE, run_id=agreed.run_id, tool_version=tool_version())
+        top = header(
+            place,
+            kinds,
+            lane=MAIN_LANE,
+            run_id=agreed.run_id,
+            tool_version=tool_version(),
+            attempt=agreed.attempt,
+        )
         # Without sizes nobody can count them.
         self.header: dict[str, Any] = {
             **top,
@@ -66,6 +76,7 @@ class Recording:
         self.tracer = Tracer(self._sink(MAIN_LANE), self.header, time.monotonic_ns, warn=warn)
         self.lanes = {MAIN_LANE: self.tracer}
         self._heart = self._started_heart()
+        self._armed = self._arm()
 
     def declare(self, kinds: Sequence[Kind]) -> None:
         self.header["kinds"] |= {kind.name: kind.declaration() for kind in kinds}
@@ -98,6 +109,8 @@ class Recording:
 
     def close(self, outcome: Outcome, *, is_evidence: bool) -> None:
         """Write the last lines; a folder of its own stays only where it is evidence."""
+        if self._armed is not None:
+            self._armed.disarm()
         self.tracer.close(outcome)
         if self._heart is not None:
             self._heart.stop(outcome)
@@ -150,6 +163,10 @@ class Recording:
         """Of the ring's bytes, those of one lane."""
         heart = self._limit_bytes // HEART_PART
         return heart if lane == HEART_LANE else self._limit_bytes - heart
+
+    def _arm(self) -> Armed | None:
+        """From here on a signal makes this process write its stacks, for `hicache snapshot`."""
+        return arm(self.folder, self._place.rank) if self.folder is not None else None
 
     def _started_heart(self) -> Heart | None:
         if self.folder is None:

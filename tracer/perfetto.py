@@ -32,7 +32,7 @@ from tracer.timeline import (
     PROGRESS_RECORDS,
     Progress,
     begin_ns,
-    clock_shifts,
+    clocks,
     end_ns,
     limits,
     timeline,
@@ -153,7 +153,8 @@ def write_perfetto(
         LogError: the logs can't be read on, for a shortage of our own.
         OSError: `out` can't be written to.
     """
-    shifts = clock_shifts(run)
+    found_clocks = clocks(run)
+    shifts = found_clocks.shifts
     zero_ns = min(begin_ns(lane, shifts) for lane in run.lanes)
     writer = ChromeWriter(out, zero_ns)
     drawing = Drawing(run, writer, shifts, marks)
@@ -173,6 +174,8 @@ def write_perfetto(
     }
     if shifts:
         told["clock_shifts_ns"] = {str(rank): shift for rank, shift in sorted(shifts.items())}
+        errors = found_clocks.errors
+        told["clock_errors_ns"] = {str(rank): error for rank, error in sorted(errors.items())}
     if found := limits(run):
         told["missing"] = found
     writer.close(told)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import merge
 from itertools import islice
 from statistics import median_low
@@ -37,6 +38,20 @@ Progress = Callable[[int], None]
 Moment = tuple[int, int, dict[str, Any]]
 # Of one call on one rank: when it was entered, and when it was left.
 Stay = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """How far the ranks' clocks are off.
+
+    Attributes:
+        shifts: rank -> nanoseconds to add to its times; empty where nothing says that the clocks are not one.
+        errors: rank -> nanoseconds by which its shift may be wrong, against the first rank that it has met,
+            directly or by way of others; of the same ranks.
+    """
+
+    shifts: Mapping[int, int] = field(default_factory=dict)
+    errors: Mapping[int, int] = field(default_factory=dict)
 
 
 def timeline(run: Run, shifts: Mapping[int, int]) -> Iterator[Moment]:
@@ -62,11 +77,8 @@ def end_ns(lane: LaneLog, shifts: Mapping[int, int], last_ns: int) -> int:
     return max(last_ns, time_ns + shifts.get(lane.rank, 0)) if type(time_ns) is int else last_ns
 
 
-def clock_shifts(run: Run) -> dict[int, int]:
-    """Rank -> nanoseconds to add to its times; empty where nothing says that the clocks are not one.
-
-    Reads the beginning of each rank's log.
-    """
+def clocks(run: Run) -> Clocks:
+    """What the meetings of the ranks say of their clocks; reads the beginning of each rank's log."""
     calls: dict[tuple[str, int], dict[int, Stay]] = defaultdict(dict)
     for lane in run.lanes:
         if lane.lane == MAIN_LANE:
@@ -82,8 +94,13 @@ def clock_shifts(run: Run) -> dict[int, int]:
             if rank != first:
                 leads[first, rank].append(stays[first][1] - leave)
     if not is_contradicted:
-        return {}
-    return _spread({pair: median_low(found) for pair, found in leads.items()}, run.ranks)
+        return Clocks()
+    return _spread({pair: (median_low(found), _error(found)) for pair, found in leads.items()}, run.ranks)
+
+
+def clock_shifts(run: Run) -> dict[int, int]:
+    """Rank -> nanoseconds to add to its times; empty where nothing says that the clocks are not one."""
+    return dict(clocks(run).shifts)
 
 
 def limits(run: Run) -> list[str]:
@@ -131,21 +148,30 @@ def _stays(lane: LaneLog) -> Iterator[tuple[tuple[str, int], Stay]]:
             yield (group, group_seq), (enter, record["time_ns"])
 
 
-def _spread(leads: Mapping[tuple[int, int], int], ranks: Sequence[int]) -> dict[int, int]:
+def _error(leads: Sequence[int]) -> int:
+    """How far the middle half of these lies from their median."""
+    middle = median_low(leads)
+    distances = sorted(abs(lead - middle) for lead in leads)
+    return distances[len(distances) // 2]
+
+
+def _spread(leads: Mapping[tuple[int, int], tuple[int, int]], ranks: Sequence[int]) -> Clocks:
     """From differences between neighbours to one shift a rank; ranks that never met keep their own clock."""
-    neighbours: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for (first, rank), lead in sorted(leads.items()):
-        neighbours[first].append((rank, lead))
-        neighbours[rank].append((first, -lead))
+    neighbours: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for (first, rank), (lead, error) in sorted(leads.items()):
+        neighbours[first].append((rank, lead, error))
+        neighbours[rank].append((first, -lead, error))
     shifts: dict[int, int] = {}
+    errors: dict[int, int] = {}
     for start in ranks:
         if start in shifts:
             continue
-        shifts[start] = 0
+        shifts[start] = errors[start] = 0
         reached = [start]
         for rank in reached:
-            for other, lead in neighbours[rank]:
+            for other, lead, error in neighbours[rank]:
                 if other not in shifts:
                     shifts[other] = shifts[rank] + lead
+                    errors[other] = errors[rank] + error
                     reached.append(other)
-    return shifts
+    return Clocks(shifts, errors)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.errors import OK, UNREADABLE, report, tell
+from cli.errors import OK, UNREADABLE, CliError, report, tell
 from cli.options import ExitZero, Json, Quiet, a_path
 
 if TYPE_CHECKING:
@@ -67,23 +68,42 @@ def check(
     every_line: Annotated[
         bool, typer.Option("--every-line", help="Hold every block of the logs against its checksum.")
     ] = False,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN_ID", help="Which run, where PATH is a bundle of several.", show_default=False
+        ),
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
     exit_zero: ExitZero = False,
 ) -> int:
     """Say which rank left the others, at which call, and because of which local fact.
 
-    Folders that hold the ranks of one run, one folder a host, are judged as one. Of a server's logs, the
-    lines of SGLang's own rank consensus checker are judged.
+    Folders that hold the ranks of one run, one folder a host, are judged as one; so is a bundle or an
+    archive of them. Of a server's logs, the lines of SGLang's own rank consensus checker are judged.
 
     The exit code is the verdict: 0 consistent, 4 not enough to say, 10 divergence, 11-18 see the docs,
     20 something is wrong, 3 no readable log.
     """
+    from cli.places import logs_at
+    from cli.sigterm import ending_on_sigterm
+
+    with ending_on_sigterm(), ExitStack() as stack:
+        places = [stack.enter_context(logs_at(path, run=run, quiet=quiet)) for path in paths]
+        if run is not None and places == paths:
+            raise CliError(f"--run {run}: no PATH is a bundle or an archive", expected="no --run")
+        shown = dict(zip(places, paths, strict=True))
+        code = tell_all(cases_of(places, every_line=every_line, shown=shown), full, json, quiet)
+    return OK if exit_zero else code
+
+
+def tell_all(cases: Sequence[Case], full: bool, json: bool, quiet: bool) -> int:
+    """Judge case after case and show what came out; the worst code."""
     from cli.theme import show, show_json, show_text, spinner
 
     codes: list[int] = []
     documents: list[dict[str, Any]] = []
-    cases = cases_of(paths, every_line=every_line)
     for number, case in enumerate(cases):
         try:
             with spinner("checking", case.paths[0], quiet=quiet):
@@ -107,7 +127,7 @@ def check(
             show([*space, *heading, *draw(full, quiet)])
     if json and len(cases) > 1:
         show_json({"schema": SCHEMA_MANY, "code": worst(codes), "verdicts": documents})
-    return OK if exit_zero else worst(codes)
+    return worst(codes)
 
 
 def _where(case: Case) -> dict[str, Any]:
@@ -115,8 +135,14 @@ def _where(case: Case) -> dict[str, Any]:
     return {"path": paths[0], **({"paths": paths} if len(paths) > 1 else {})}
 
 
-def cases_of(paths: Sequence[Path], *, every_line: bool = False) -> list[Case]:
-    """What the paths stand for, in the order in which the first of each was given."""
+def cases_of(
+    paths: Sequence[Path], *, every_line: bool = False, shown: Mapping[Path, Path] = {}
+) -> list[Case]:
+    """What the paths stand for, in the order in which the first of each was given.
+
+    Args:
+        shown: folder that is read -> what to call it, where somebody has given something else.
+    """
     from consensus_checker.folders import server_logs
 
     logs = {path: found for path in paths if (found := server_logs(path)) is not None}
@@ -124,16 +150,19 @@ def cases_of(paths: Sequence[Path], *, every_line: bool = False) -> list[Case]:
     if logs:
         files = [file for path in paths for file in logs.get(path, ())]
         given = tuple(path for path in dict.fromkeys(paths) if path in logs)
-        cases.append((paths.index(given[0]), Case(given, lambda: _judge_lines(files))))
+        called = tuple(shown.get(path, path) for path in given)
+        cases.append((paths.index(given[0]), Case(called, lambda: _judge_lines(files))))
     own = [(number, path) for number, path in enumerate(paths) if path not in logs]
     if len(own) < 2:
-        cases += [(number, _folder(path, every_line=every_line)) for number, path in own]
+        cases += [(number, _folder(path, every_line=every_line, shown=shown)) for number, path in own]
     else:
-        cases += _by_run(own, every_line=every_line)
+        cases += _by_run(own, every_line=every_line, shown=shown)
     return [case for _, case in sorted(cases, key=lambda entry: entry[0])]
 
 
-def _by_run(places: Sequence[tuple[int, Path]], *, every_line: bool) -> list[tuple[int, Case]]:
+def _by_run(
+    places: Sequence[tuple[int, Path]], *, every_line: bool, shown: Mapping[Path, Path]
+) -> list[tuple[int, Case]]:
     from consensus_checker.folders import together
     from tracer.errors import TracerError
     from tracer.log import find_logs
@@ -146,31 +175,40 @@ def _by_run(places: Sequence[tuple[int, Path]], *, every_line: bool) -> list[tup
             runs.append((path, find_logs(path)))
         except TracerError:
             # Read again in its turn, for its error to be told there.
-            cases.append((number, _folder(path, every_line=every_line)))
+            cases.append((number, _folder(path, every_line=every_line, shown=shown)))
     for group in together(runs):
         is_plain = len(group.places) == 1
         number = number_of[group.places[0]]
-        case = _folder(group.places[0], group, every_line=every_line)
+        case = _folder(group.places[0], group, every_line=every_line, shown=shown)
         if not is_plain:
-            case = Case(tuple(group.places), case.judge, tuple(group.notes))
+            called = tuple(shown.get(place, place) for place in group.places)
+            case = Case(called, case.judge, tuple(group.notes))
         cases.append((number, case))
     return cases
 
 
-def _folder(path: Path, group: Together | None = None, *, every_line: bool) -> Case:
+def _folder(
+    path: Path, group: Together | None = None, *, every_line: bool, shown: Mapping[Path, Path]
+) -> Case:
+    called = shown.get(path, path)
+
     def judged() -> tuple[Verdict, Draw]:
-        verdict, history = (
-            judge(path, every_line=every_line)
-            if group is None
-            else _judge_together(group, every_line=every_line)
-        )
+        if group is not None:
+            verdict, history = _judge_together(group, every_line=every_line, shown=shown)
+        elif called == path:
+            verdict, history = judge(path, every_line=every_line)
+        else:
+            verdict, history = judge(path, every_line=every_line, shown=called)
         return verdict, lambda full, quiet: screen(verdict, history, full=full, quiet=quiet)
 
-    return Case((path,), judged)
+    return Case((called,), judged)
 
 
-def judge(path: Path, *, every_line: bool = False) -> tuple[Verdict, History]:
+def judge(path: Path, *, every_line: bool = False, shown: Path | None = None) -> tuple[Verdict, History]:
     """Read a folder's logs and compare the ranks.
+
+    Args:
+        shown: what commands are to call the folder, if not `path`.
 
     Raises:
         LogError: nothing readable is there.
@@ -182,11 +220,13 @@ def judge(path: Path, *, every_line: bool = False) -> tuple[Verdict, History]:
 
     run = find_logs(path)
     history = History.of(run)
-    place = shlex.quote(str(path))
+    place = shlex.quote(str(shown or path))
     return check(history, path=place, reenact=reenacting(run.lanes), every_line=every_line), history
 
 
-def _judge_together(group: Together, *, every_line: bool) -> tuple[Verdict, History]:
+def _judge_together(
+    group: Together, *, every_line: bool, shown: Mapping[Path, Path]
+) -> tuple[Verdict, History]:
     """The same for folders that hold one run; commands name the one with the rank in question."""
     from dataclasses import replace
 
@@ -198,7 +238,8 @@ def _judge_together(group: Together, *, every_line: bool) -> tuple[Verdict, Hist
     asked = reenacting(group.lanes)
     verdict = check(history, path=SOME_FOLDER, reenact=asked, every_line=every_line)
     named = (*verdict.finding.culprit, *verdict.finding.unknown, *verdict.finding.victims, 0)
-    place = shlex.quote(str(group.place_of(named[0])))
+    folder = group.place_of(named[0])
+    place = shlex.quote(str(shown.get(folder, folder)))
     commands = tuple((command.replace(SOME_FOLDER, place), why) for command, why in verdict.next)
     return replace(verdict, next=commands), history
 

@@ -39,16 +39,20 @@ def diff_tree(
     Exits 10 where they differ, 4 where one of them can't be made again that far.
     """
     from cli.commands.replay import chosen_run, demand_ranks
+    from cli.places import logs_at
     from cli.screens.state import diff_lines, differing
     from cli.theme import show, show_json, width
     from hicache.sim.reenact_state import states_at
 
-    run = chosen_run(path, run_id)
-    ranks = rank or list(run.ranks[:2])
-    if len(set(ranks)) != 2:
-        raise CliError(f"diff-tree compares two ranks, not {len(set(ranks))}", expected="--rank 0 --rank 3")
-    demand_ranks(run, ranks)
-    first, second = states_at(run.lanes, ranks, at)
+    with logs_at(path, run=run_id) as place:
+        run = chosen_run(place, run_id if place == path else None)
+        ranks = rank or list(run.ranks[:2])
+        if len(set(ranks)) != 2:
+            raise CliError(
+                f"diff-tree compares two ranks, not {len(set(ranks))}", expected="--rank 0 --rank 3"
+            )
+        demand_ranks(run, ranks)
+        first, second = states_at(run.lanes, ranks, at)
     pairs = differing(first, second)
     if json:
         document = {

@@ -122,24 +122,26 @@ def export(
     if out is None:
         raise CliError("export needs a place to write to", hint=f"--out {example(to)}")
     refuse(out, to, overwrite=overwrite, json=json)
+    from cli.places import logs_at
     from cli.screens.export import reading, result
     from cli.sigterm import ending_on_sigterm
     from cli.theme import show_json
     from tracer.log import find_logs
 
-    with asked_by(again("--to", to, "--out", out)):
-        refuse_kept(path)
-        run = find_logs(path)
-    if len(run.run_ids) > 1:
-        what = f"{path} holds {len(run.run_ids)} runs: {', '.join(run.run_ids)}"
-        raise CliError(what, code=UNREADABLE, hint="one folder a run")
-    try:
-        with ending_on_sigterm(), reading("exporting", quiet=quiet) as progress:
-            found = write(run, to, out, overwrite=overwrite, progress=progress)
-    except BrokenPipeError:
-        # Whoever read stdout has seen enough; what is left of it in our buffers goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
+    with ending_on_sigterm(), logs_at(path, quiet=quiet) as place:
+        with asked_by(again("--to", to, "--out", out)):
+            refuse_kept(place)
+            run = find_logs(place)
+        if len(run.run_ids) > 1:
+            what = f"{path} holds {len(run.run_ids)} runs: {', '.join(run.run_ids)}"
+            raise CliError(what, code=UNREADABLE, hint="one folder a run")
+        try:
+            with reading("exporting", quiet=quiet) as progress:
+                found = write(run, to, out, overwrite=overwrite, progress=progress)
+        except BrokenPipeError:
+            # Whoever read stdout has seen enough; what is left of it in our buffers goes nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return OK
     if not quiet:
         for sentence in found.missing:
             tell(f"warning: {sentence}")

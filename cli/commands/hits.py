@@ -55,14 +55,17 @@ def hits(
     refuse_contradictions(why, {"--by": by, "--rid": rid, "--since": since, "--until": until})
     if rid is not None and by == "prefix":
         raise CliError("--rid and --by prefix exclude each other", expected="a prefix is shared by several")
+    from cli.places import logs_at
     from cli.screens.hits import in_one_line, tables
     from cli.sigterm import ending_on_sigterm
     from cli.theme import show, show_parts, spinner, width
     from tracer.hits import document_parts
 
     if why is not None:
-        return tell_story(path, why, is_json=json, is_quiet=quiet)
+        with ending_on_sigterm(), logs_at(path, quiet=quiet) as place:
+            return tell_story(place, why, is_json=json, is_quiet=quiet)
     with ending_on_sigterm(), ExitStack() as opened:
+        path = opened.enter_context(logs_at(path, quiet=quiet))
         with spinner("reading", path, quiet=quiet):
             found = count(path, by, since, until, opened)
             if rid is not None:

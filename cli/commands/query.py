@@ -111,6 +111,7 @@ def query(
     asked = "" if schema or is_only_kept else statement(sql, name)
     asks_hits = "hits" in asked.casefold()
     from cli.output import refuse_unwritable
+    from cli.places import logs_at
     from cli.screens.table import printable
     from cli.sigterm import ending_on_sigterm
     from cli.theme import spinner
@@ -121,6 +122,10 @@ def query(
     if db is not None:
         refuse_to_keep(path, db, out)
     with ending_on_sigterm(), ExitStack() as stack:
+        place = stack.enter_context(logs_at(path, run=run_id, quiet=quiet))
+        if place != path:
+            # The run that was asked for, by its id or by its folder.
+            path, run_id = place, None
         with spinner("loading", path, quiet=quiet), asked_by("hicache query {} --schema"):
             store = stack.enter_context(
                 open_store(path, run_id=run_id, keep=db, with_hits=schema or asks_hits)

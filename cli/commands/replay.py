@@ -95,24 +95,28 @@ def replay(
         raise CliError("--reenact looks at whole ranks, --at at one step", expected="one of them")
     if queue is None and (until is not None or step or policy is not None):
         raise CliError("which queue?", expected=f"--queue {' or --queue '.join(QUEUES)}")
-    run = chosen_run(path, run_id)
-    wanted = demand_ranks(run, rank)
-    if at is not None:
-        code = show_states(run, wanted or [run.ranks[0]], at, is_json=json)
-        return OK if exit_zero else code
-    if reenact:
-        code = show_reenacted(run, wanted or list(run.ranks), path, is_json=json, quiet=quiet)
-        return OK if exit_zero else code
-    with spinner("reading", path, quiet=quiet):
-        found = [replayed(run, name, ranks=wanted) for name in names]
-    if policy is not None:
-        return OK if show_policy(found[0], policy, is_json=json, quiet=quiet) or exit_zero else DIVERGED
-    if step:
-        show_steps(found[0], until, is_json=json, quiet=quiet)
-    elif until is not None:
-        show_step(found[0], until, is_json=json)
-    else:
-        show_overview(found, path, is_json=json)
+    from cli.places import logs_at
+
+    with logs_at(path, run=run_id, quiet=quiet) as place:
+        run = chosen_run(place, run_id if place == path else None)
+        wanted = demand_ranks(run, rank)
+        if at is not None:
+            code = show_states(run, wanted or [run.ranks[0]], at, is_json=json)
+            return OK if exit_zero else code
+        if reenact:
+            code = show_reenacted(run, wanted or list(run.ranks), path, is_json=json, quiet=quiet)
+            return OK if exit_zero else code
+        with spinner("reading", place, quiet=quiet):
+            found = [replayed(run, name, ranks=wanted) for name in names]
+        if policy is not None:
+            is_together = show_policy(found[0], policy, is_json=json, quiet=quiet)
+            return OK if is_together or exit_zero else DIVERGED
+        if step:
+            show_steps(found[0], until, is_json=json, quiet=quiet)
+        elif until is not None:
+            show_step(found[0], until, is_json=json)
+        else:
+            show_overview(found, path, is_json=json)
     return OK
 
 

@@ -18,6 +18,7 @@ import pytest
 import consensus_checker
 from consensus_checker import assert_same, configure, enabled, rank_consensus, shutdown
 from consensus_checker.check import check
+from consensus_checker.consensus_ranks import lacking
 from consensus_checker.consensus_recorder import _private_folder
 from tests.support.consensus import asked_for, events, lane_of, record
 from tests.tracer.test_calls import every, few, keys, nothing, only, same_names
@@ -741,7 +742,7 @@ def test_a_recorder_that_can_not_be_made_leaves_the_functions_untouched(
 
     monkeypatch.setattr("consensus_checker.consensus.Recording", broken)
     assert alone() == [
-        "no store to meet the other ranks in: decisions are recorded, and compared by nobody",
+        "no store to meet the other ranks in: decisions are recorded, and compared by nobody" + lacking(),
         "decisions of rank 0 are not recorded: no room",
     ]
     assert (enabled(), step(1)) == (False, 1)

@@ -16,7 +16,16 @@ import pytest
 
 from consensus_checker import configure, enabled, rank_consensus, shutdown
 from consensus_checker.check import check
-from consensus_checker.consensus_ranks import Agreed, Prefixed, agree, alone, own_rank, own_store, ranks_of
+from consensus_checker.consensus_ranks import (
+    Agreed,
+    Prefixed,
+    agree,
+    alone,
+    lacking,
+    own_rank,
+    own_store,
+    ranks_of,
+)
 from consensus_checker.consensus_recorder import place_of
 from tests.support.consensus import asked_for, lane_of
 from tracer.keyed import COMMON_ALGORITHM, FAST_ALGORITHM, KEY_BITS
@@ -224,7 +233,8 @@ def test_without_a_store_there_is_one_warning_and_a_log(tmp_path: Path) -> None:
         assert enabled()
         shutdown()
         assert lane_of(tmp_path).header["groups"] == {"group0": [0, 1]}
-    assert warnings == ["no store to meet the other ranks in: decisions are recorded, and compared by nobody"]
+    told = "no store to meet the other ranks in: decisions are recorded, and compared by nobody"
+    assert warnings == [told + lacking()]
 
 
 def test_when_the_others_do_not_come_there_is_one_warning_and_a_log(tmp_path: Path) -> None:
@@ -335,3 +345,52 @@ def test_processes_meet_in_the_store_of_torch(tmp_path: Path, odd: int) -> None:
     assert len(run.run_ids) == 1 and run.run_id != "consensus"
     finding = check(run).finding
     assert (finding.kind, finding.culprit) == (("divergence", (1,)) if odd == 1 else ("consistent", ()))
+
+
+@pytest.mark.parametrize(
+    ("environment", "run_id", "attempt"),
+    [
+        ({}, "consensus", 0),
+        ({"HICACHE_RUN_ID": "nightly-7", "HICACHE_ATTEMPT": "2"}, "nightly-7", 2),
+        ({"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "1"}, "job", 1),
+        ({"HICACHE_RUN_ID": "ours", "TORCHELASTIC_RUN_ID": "job"}, "ours", 0),
+        ({"TORCHELASTIC_RUN_ID": "none", "HICACHE_ATTEMPT": "soon"}, "consensus", 0),
+        ({"HICACHE_RUN_ID": "../elsewhere"}, "1adbeb9e440438f3", 0),
+    ],
+)
+def test_without_a_store_run_and_attempt_are_the_launchers(
+    monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str], run_id: str, attempt: int
+) -> None:
+    forget_launcher(monkeypatch)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    agreed = alone([[0, 1]], 0, has_logs=False)
+    assert (run_id, attempt) == (agreed.run_id, agreed.attempt)
+
+
+def test_with_a_store_the_first_ranks_run_and_attempt_are_everybodys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forget_launcher(monkeypatch)
+    monkeypatch.setenv("HICACHE_RUN_ID", "nightly-7")
+    monkeypatch.setenv("HICACHE_ATTEMPT", "3")
+    found = agree_all(Shelf(), {0: [[0, 1]], 1: [[0, 1]]})
+    assert {("nightly-7", 3)} == {(agreed.run_id, agreed.attempt) for agreed in found.values()}
+
+
+def test_what_ranks_without_a_store_lack_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_launcher(monkeypatch)
+    monkeypatch.delenv("HICACHE_DIGEST_KEY", raising=False)
+    expected = (
+        " (not set: HICACHE_RUN_ID, so that logs of two runs can be taken for one; "
+        "HICACHE_DIGEST_KEY, so that digests are under no secret key)"
+    )
+    assert expected == lacking()
+    monkeypatch.setenv("HICACHE_RUN_ID", "nightly-7")
+    monkeypatch.setenv("HICACHE_DIGEST_KEY", "secret")
+    assert lacking() == ""
+
+
+def forget_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HICACHE_RUN_ID", "TORCHELASTIC_RUN_ID", "HICACHE_ATTEMPT", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)

@@ -7,7 +7,7 @@ from typing import Any
 from tests.support.logs import Fields, write_lane, write_run
 from tracer.log import find_logs
 from tracer.record import Kind
-from tracer.timeline import begin_ns, clock_shifts, end_ns, limits, timeline
+from tracer.timeline import begin_ns, clock_shifts, clocks, end_ns, limits, timeline
 
 MEETING = Kind("meeting", "meeting", info=("op", "group", "group_seq", "peer"))
 
@@ -70,6 +70,15 @@ def test_who_left_before_another_one_had_come_has_another_clock(tmp_path: Path) 
     first = calls("g", (1000, 1100), (2000, 2100), (3000, 3100))
     second = calls("g", (10, 130), (1010, 1100), (2000, 2080))
     assert shifts(tmp_path, first, second) == {0: 0, 1: 1000}
+
+
+def test_how_well_a_clock_is_known_is_the_spread_of_the_middle_half(tmp_path: Path) -> None:
+    """Differences of 970, 1000, 1020 and, once, 9000."""
+    first = calls("g", (1000, 1100), (2000, 2100), (3000, 3100), (12000, 12100))
+    second = calls("g", (10, 130), (1010, 1100), (2000, 2080), (3000, 3100))
+    ranks = {0: first, 1: second}
+    found = clocks(find_logs(write_run(tmp_path, ranks, kinds=[MEETING])))
+    assert (found.shifts, found.errors) == ({0: 0, 1: 1000}, {0: 0, 1: 30})
 
 
 def test_shifts_are_handed_on_from_group_to_group(tmp_path: Path) -> None:
