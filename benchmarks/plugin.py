@@ -110,8 +110,8 @@ def _best_ns(side: Callable[..., Any], cache: Any, params: Any) -> float:
 def _recording(folder: str) -> tuple[Any, Any]:
     os.environ |= {"HICACHE_TRACE": "ring", "HICACHE_TRACE_DIR": folder}
     from consensus_checker.consensus_ranks import alone
+    from consensus_checker.sglang_paths import LANES
     from consensus_checker.sglang_place import place_of
-    from consensus_checker.sglang_points import LANES
     from consensus_checker.sglang_recorder import ServerRecording
     from consensus_checker.sglang_see import See
     from consensus_checker.sglang_session import KINDS

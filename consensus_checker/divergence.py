@@ -21,6 +21,9 @@ from consensus_checker.finding import (
 from consensus_checker.history import History, Scope
 from consensus_checker.precedent import Precedent, find_precedent, weigh
 from consensus_checker.reenact import Question, Reenact, Ruling, ruled
+from consensus_checker.refused_with_room import BASIS as REFUSED
+from consensus_checker.refused_with_room import DEED as REFUSED_DEED
+from consensus_checker.refused_with_room import DEED_OF_SEVERAL, Refusal, find_refusal
 from consensus_checker.resembles import resembles
 from consensus_checker.rules.agreement import Comparison, Key, Vote, exact, sides_of, vote
 from consensus_checker.rules.alignment import classify
@@ -98,8 +101,8 @@ def divergence(history: History, comparison: Comparison, reenact: Reenact | None
     place = (history, scope, comparison.lane, comparison.index, stands)
     found, is_split = _suspects(place, ballot, aside)
     trigger = found[0].trigger if found else None
-    if judged.broken is not None:
-        trigger = judged.broken.trigger
+    if (own_word := judged.broken or judged.refusal) is not None:
+        trigger = own_word.trigger
     kind, call = _call(kind, stands, ballot.majority[0], aside[0], meetings)
     level, reason = _confidence(history, judged, found, is_split=is_split)
     if comparison.index == comparison.start > 0:
@@ -154,6 +157,7 @@ class _Judged:
         told: what all ranks did before at such a place, where that was asked.
         contradicts: vote and precedent name different ranks, so nobody is named.
         broken: where a value changed in an odd rank's hands.
+        refusal: where an odd rank was refused what it had room for.
         all_follow: every rank's decision follows from its own inputs: they were given different ones.
     """
 
@@ -161,6 +165,7 @@ class _Judged:
     told: Precedent | None = None
     contradicts: bool = False
     broken: Break | None = None
+    refusal: Refusal | None = None
     all_follow: bool = False
 
 
@@ -187,16 +192,30 @@ def _judged(
         told = find_precedent(history, scope, comparison.lane, comparison.index, stands, *sides)
         is_widest = not any(set(scope.ranks) < set(other.ranks) for other in history.scopes)
         ballot, contradicts = weigh(ballot, told, is_widest=is_widest)
-    if ballot.odd or reenact is None:
+    if ballot.odd:
         return _Judged(ballot, told, contradicts)
-    ruling = _ruling(comparison, stands, reenact)
-    if not ruling.is_clear:
-        return _Judged(ballot, told, contradicts, all_follow=set(ruling.others) == set(difference))
+    ruling = _ruling(comparison, stands, reenact) if reenact is not None else Ruling((), ())
+    if ruling.is_clear:
+        basis = f"reenact, against {ballot.basis}"
+        return _Judged(_by_deed(difference, ruling.odd, ruling.others, basis, DEED), told)
+    all_follow = set(ruling.others) == set(difference)
+    refusal = find_refusal(history.kinds, {rank: stand.record for rank, stand in stands.items()})
+    if refusal is None or all_follow or contradicts:
+        return _Judged(ballot, told, contradicts, all_follow=all_follow)
+    basis = f"{REFUSED}, against {ballot.basis}"
+    deed = REFUSED_DEED if len(refusal.odd) == 1 else DEED_OF_SEVERAL
+    voted = _by_deed(difference, refusal.odd, refusal.others, basis, deed)
+    return _Judged(voted, told, refusal=refusal)
+
+
+def _by_deed(
+    difference: Mapping[int, Key], odd: tuple[int, ...], others: Sequence[int], basis: str, deed: str
+) -> Vote:
+    """The vote where not a count but what a rank did is the evidence."""
     groups = sides_of(difference)
-    side = tuple(rank for group in groups for rank in group if rank in ruling.others)
-    followers = tuple(sorted(set(difference) - {*side, *ruling.odd}))
-    basis = f"reenact, against {ballot.basis}"
-    return _Judged(Vote(side, ruling.odd, groups, basis, True, followers, (), DEED), told)
+    side = tuple(rank for group in groups for rank in group if rank in others)
+    followers = tuple(sorted(set(difference) - {*side, *odd}))
+    return Vote(side, odd, groups, basis, True, followers, (), deed)
 
 
 def _ruling(comparison: Comparison, stands: Mapping[int, Stand], reenact: Reenact) -> Ruling:
@@ -397,6 +416,8 @@ def _confidence(
     if judged.broken is not None:
         # No fact explains it, and none has to: the rank contradicts itself.
         level, reasons[-1] = "high", "the digests of one value in its own log differ"
+    elif judged.refusal is not None:
+        level, reasons[-1] = "medium", judged.refusal.text
     elif ballot.deed:
         level = "high"
     if len(history.config_sides) > 1:

@@ -219,8 +219,10 @@ def _is_in(lane: LanePost | None, kind: str) -> bool:
     )
 
 
-def _not_joined(view: View, rank: int, inside: Inside, meeting: Mapping[str, Any]) -> tuple[int, ...]:
-    """Members of the meeting's group that have not come to this call of it."""
+def _not_joined(
+    view: View, rank: int, inside: Inside, meeting: Mapping[str, Any], name: str = ""
+) -> tuple[int, ...]:
+    """Members of the meeting's group whose lane `name`, else the main one, has not come to it."""
     seq, peer = int(meeting.get("group_seq", 0)), meeting.get("peer")
     is_message = type(peer) is int
     wanted = [peer] if type(peer) is int else inside.members
@@ -230,7 +232,7 @@ def _not_joined(view: View, rank: int, inside: Inside, meeting: Mapping[str, Any
         member = view.members.get(other)
         if other == rank or (member is None and other not in view.unheard):
             continue
-        lane = member.lane(view.main) if member is not None else None
+        lane = member.lane(name or view.main) if member is not None else None
         own = lane.inside if lane is not None else None
         # One that moves has not said where it is: it is not in this call, or it would stand still.
         reached = -1 if own is None else max(own.entered.get(key, -1), own.left.get(key, -1))
@@ -392,8 +394,12 @@ def _stands_behind(view: View, axes: tuple[str, ...], late: Sequence[int]) -> Al
 
 
 def _background(view: View) -> list[Alarm]:
-    """Lanes that work for the one that decides, and that never came back."""
+    """Lanes that work for the one that decides, and that never came back: first those that are in a store.
+
+    Who waits in a collective for the rank of such a lane is told with it, and not by itself.
+    """
     found = []
+    stuck = _stuck(view)
     for member in view.live:
         for lane in member.post.lanes:
             seconds = member.still_s.get(lane.name, 0)
@@ -402,23 +408,62 @@ def _background(view: View) -> list[Alarm]:
                 continue
             if inside.state not in (BACKEND, COLLECTIVE) and not inside.calls and inside.meeting is None:
                 continue
-            where = place_text(inside.meeting) if inside.meeting is not None else ""
-            where = where or (f"the {inside.state}" if inside.state else "") or _call_text(inside.calls[-1])
-            op = inside.last.get("op")
-            where += f" with op {op}" if inside.state == BACKEND and type(op) is int else ""
-            finding = Finding(
-                "frozen",
-                15,
-                FROZEN,
-                f"rank {member.rank}: its {lane.name} lane has been in {where} for {seconds:.1f} s",
-                "low",
-                ("it works for the lane that decides, and may only be slow",),
-                unknown=(member.rank,),
-                evidence=(Evidence(None, lane.seq - 1, f"unknown {member.rank}"),),
-            )
-            key = f"background {member.rank} {lane.name} {lane.seq}"
-            found.append(Alarm(finding, key, False, (member.rank,)))
-    return found
+            if inside.state != BACKEND and stuck & set(_awaited(view, member.rank, lane)):
+                continue
+            found.append((inside.state != BACKEND, _lane_alarm(view, member, lane, inside, seconds)))
+    return [alarm for _, alarm in sorted(found, key=lambda entry: entry[0])]
+
+
+def _stuck(view: View) -> frozenset[int]:
+    """Ranks of which a lane is in a store, and has been for a good part of what is told."""
+    return frozenset(
+        member.rank
+        for member in view.live
+        for lane in member.post.lanes
+        if lane.name != view.main
+        and lane.inside is not None
+        and lane.inside.state == BACKEND
+        and member.still_s.get(lane.name, 0) >= SLOW_PARTS * view.silence_s / WITH_PARTS
+    )
+
+
+def _awaited(view: View, rank: int, lane: LanePost) -> tuple[int, ...]:
+    """For whom a lane waits in a collective."""
+    inside = lane.inside
+    if inside is None or inside.meeting is None:
+        return ()
+    return _not_joined(view, rank, inside, inside.meeting, lane.name)
+
+
+def _lane_alarm(view: View, member: Member, lane: LanePost, inside: Inside, seconds: float) -> Alarm:
+    where = place_text(inside.meeting) if inside.meeting is not None else ""
+    where = where or (f"the {inside.state}" if inside.state else "") or _call_text(inside.calls[-1])
+    op = inside.last.get("op")
+    where += f" with op {op}" if inside.state == BACKEND and type(op) is int else ""
+    text = f"rank {member.rank}: its {lane.name} lane has been in {where} for {seconds:.1f} s"
+    waiting: dict[str, list[int]] = {}
+    if inside.state == BACKEND:
+        for other in view.live:
+            for own in other.post.lanes:
+                if own.name != view.main and member.rank in _awaited(view, other.rank, own):
+                    assert own.inside is not None
+                    assert own.inside.meeting is not None
+                    waiting.setdefault(place_text(own.inside.meeting), []).append(other.rank)
+    for place, ranks in waiting.items():
+        text += f"; {ranks_text(ranks)} {'waits' if len(ranks) == 1 else 'wait'} in {place}"
+    victims = tuple(sorted({rank for ranks in waiting.values() for rank in ranks}))
+    finding = Finding(
+        "frozen",
+        15,
+        FROZEN,
+        text,
+        "low",
+        ("it works for the lane that decides, and may only be slow",),
+        unknown=(member.rank,),
+        victims=victims,
+        evidence=(Evidence(None, lane.seq - 1, f"unknown {member.rank}"),),
+    )
+    return Alarm(finding, f"background {member.rank} {lane.name} {lane.seq}", False, (member.rank,))
 
 
 def _victim(waits: Sequence[_Wait]) -> Victim | None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import update_wrapper
 from importlib import import_module
 from threading import get_ident
+from types import ModuleType
 from typing import Any, Protocol
 
 from tracer.calls import signature_code
@@ -30,8 +31,11 @@ Fields = Mapping[str, str]
 Emit = Callable[..., None]
 
 CODE_FILE = "<hicache "
+PACKAGE = "sglang."
 # What expressions name besides parameters, their own and those of `before`.
-OTHER_NAMES = frozenset({"result", "_see", "len", "list", "bool", "int", "getattr", "sum", "str", "max"})
+OTHER_NAMES = frozenset(
+    {"result", "_h_returned", "_see"} | {"len", "list", "bool", "int", "getattr", "map", "sum", "str", "max"}
+)
 MAKE = """\
 def _h_make(_h_function, _h_emits, _h_ident, _h_fail, _see{cells}):
     def _h_wrapper({parameters}):
@@ -47,23 +51,23 @@ def _h_make(_h_function, _h_emits, _h_ident, _h_fail, _see{cells}):
 {after}
         except Exception as _h_error:
             _h_fail(_h_error)
-        return result
+        return {returned}
     return _h_wrapper
 """
 
 
 # What parameters were called in versions before 0.5.20.
 FORMER_NAMES: Mapping[str, tuple[str, ...]] = {
-    "request": ("req_id", "rid"),
+    "request": ("req_id", "rid", "handle"),
     "node_id": ("node", "best_match_node"),
     "last_host_node_id": ("last_host_node",),
 }
 
 
-CALL = "result = _h_function({arguments})"
+CALL = "{returned} = _h_function({arguments})"
 RAISING = """\
 try:
-    result = _h_function({arguments})
+    {returned} = _h_function({arguments})
 except BaseException:
     try:
         {raised}
@@ -77,8 +81,10 @@ except BaseException:
 class Point:
     """One function of the server and what is recorded of it.
 
+    What a call gives back is `result` in its expressions, and `_h_returned` where a parameter has that name.
+
     Attributes:
-        path: module, class and function.
+        path: module, class and function; or package, module and function.
         lanes: of the threads in which it is recorded.
         before: name -> expression over the parameters, looked at before the call, in this order.
         call: field -> expression, of a record before the call; None for none.
@@ -87,6 +93,8 @@ class Point:
         after: expressions that are looked at behind the call, ahead of its record.
         raised: one that is looked at where the call raises, which leaves no record.
         phases: of the two records.
+        axis: it is recorded only where there is more than one rank along it; "" is always.
+        part: of which part of a server it is; "" is of each.
     """
 
     path: str
@@ -99,6 +107,8 @@ class Point:
     after: tuple[str, ...] = ()
     raised: str = ""
     phases: tuple[str, str] = ("call", "")
+    axis: str = ""
+    part: str = ""
 
     @property
     def module(self) -> str:
@@ -121,7 +131,8 @@ class Point:
         """Names that its expressions take from the function's parameters."""
         texts = [*self.before.values(), *(self.call or {}).values(), *(self.values or {}).values()]
         texts += [*self.after, *([self.when] if self.when else [])]
-        return frozenset().union(*map(names_in, texts)) - set(self.before) - OTHER_NAMES
+        own = frozenset(self.before).union(*map(names_made_in, texts))
+        return frozenset().union(*map(names_in, texts)) - own - OTHER_NAMES
 
     def fitted(self, parameters: Collection[str]) -> Point | None:
         """The same for a function with these parameters: some were called otherwise, or were not there yet.
@@ -157,11 +168,16 @@ class Point:
 
 def names_in(text: str) -> frozenset[str]:
     """Variables that an expression reads and does not make itself."""
-    parts = [part for part in ast.walk(ast.parse(text, mode="eval")) if isinstance(part, ast.Name)]
-    # What a comprehension names is its own.
-    return frozenset({part.id for part in parts}) - {
-        part.id for part in parts if isinstance(part.ctx, ast.Store)
-    }
+    return frozenset(part.id for part in _names(text)) - names_made_in(text)
+
+
+def names_made_in(text: str) -> frozenset[str]:
+    """Variables that an expression makes: those of a comprehension, or one for what comes behind it."""
+    return frozenset(part.id for part in _names(text) if isinstance(part.ctx, ast.Store))
+
+
+def _names(text: str) -> list[ast.Name]:
+    return [part for part in ast.walk(ast.parse(text, mode="eval")) if isinstance(part, ast.Name)]
 
 
 def renamed(text: str, other: Mapping[str, str]) -> str:
@@ -233,15 +249,16 @@ class Hook:
 def _made(point: Point, function: Any, emits: Any, fail: Any, see: Any) -> Any:
     signature = inspect.signature(function)
     parameters, arguments, cells = signature_code(signature, "_h_default_")
-    # An expression's `result` is the call's, whatever the parameters are called.
-    assert "result" not in signature.parameters, f"{point.short} has a parameter `result`"
+    returned = "result" if "result" not in signature.parameters else "_h_returned"
     before = [f"{name} = {text}" for name, text in point.before.items()]
     if point.call is not None:
         before += _emitted(0, point.call, point.when)
     after = list(point.after)
     if point.values is not None:
         after += _emitted(1, point.values, point.when)
-    called = (RAISING if point.raised else CALL).format(arguments=arguments, raised=point.raised)
+    called = (RAISING if point.raised else CALL).format(
+        arguments=arguments, raised=point.raised, returned=returned
+    )
     code = MAKE.format(
         cells="".join(f", {cell}" for cell in cells),
         parameters=parameters,
@@ -249,6 +266,7 @@ def _made(point: Point, function: Any, emits: Any, fail: Any, see: Any) -> Any:
         before=indented("\n".join(before) or "pass", 12).rstrip("\n"),
         called=indented(called, 8).rstrip("\n"),
         after=indented("\n".join(after) or "pass", 12).rstrip("\n"),
+        returned=returned,
     )
     defaults = [signature.parameters[cell.removeprefix("_h_default_")].default for cell in cells]
     namespace: dict[str, Any] = {}
@@ -276,14 +294,33 @@ def undecorated(function: Any, module: str) -> Any:
 
 
 def owner_of(point: Point, *, may_import: bool) -> Any:
-    """The class that the point's function is defined in; None where this version has none, or not yet.
+    """The class, or module, that the point's function is in; None where this version has none, or not yet.
 
     Raises:
-        Exception: what its module raises when it is imported.
+        Exception: what its module raises when it is imported, where there is one.
     """
     module = sys.modules.get(point.module)
     if module is None:
         if not may_import:
             return None
-        module = import_module(point.module)
-    return getattr(module, point.owner, None)
+        try:
+            module = import_module(point.module)
+        except ModuleNotFoundError as error:
+            if not point.module.startswith(error.name or " "):
+                raise
+            return None
+    owner = getattr(module, point.owner, None)
+    home = str(getattr(owner, "__module__", ""))
+    # A name that a package only hands on is that of another point's class.
+    is_handed_on = home.startswith(PACKAGE) and home != point.module
+    return None if is_handed_on else owner
+
+
+def put(owner: Any, name: str, old: Any, new: Any) -> None:
+    """Let `new` stand where `old` did: in its class, or in each module that has it under its name."""
+    setattr(owner, name, new)
+    if not isinstance(owner, ModuleType):
+        return
+    for module in list(sys.modules.values()):
+        if (getattr(module, "__name__", None) or "").startswith(PACKAGE) and vars(module).get(name) is old:
+            setattr(module, name, new)

@@ -22,6 +22,8 @@ REQUEST = Kind(
     agree=REPLICA,
     compared=("order", "rid", "namespace", "content", "priority", "input_tokens"),
 )
+# What came in one pass of the loop, in its order: requests, and an operator's commands.
+RECEIVE = Kind("receive", "event", agree=REPLICA, compared=("count", "rids", "types"))
 MATCH = Kind(
     "match",
     "decision",
@@ -53,12 +55,13 @@ FINISH = Kind("finish", "event", agree=REPLICA, compared=("rid", "reason", "outp
 RETRACT = Kind("retract", "decision", agree=REPLICA, compared=("rid", "output_tokens"))
 ABORT = Kind("abort", "event", agree=REPLICA, compared=("rid", "place"))
 
-# Slots of the host pool, and of the device pool.
+# Slots of the host pool, and of the device pool. What is given back between two rounds is a sum in the
+# second; by itself it is recorded where there are no rounds, and of side pools.
 ALLOC_HOST = Kind(
     "alloc_host",
     "decision",
     agree=REPLICA,
-    compared=("pool", "pages_wanted", "pages"),
+    compared=("pool", "pages_wanted", "pages", "owner"),
     local=("host_pages_free", "writes_in_flight"),
     result="pages",
     needs={"host_pages_free": "pages_wanted"},
@@ -72,6 +75,15 @@ ALLOC = Kind(
     local=("device_pages_free",),
     result="pages",
     needs={"device_pages_free": "pages_wanted"},
+)
+# Pages that the ranks of a context own by turns: at whose turn each chain begins.
+OWN_PAGES = Kind(
+    "own_pages",
+    "decision",
+    agree=REPLICA,
+    compared=("owners", "tokens", "tokens_wanted"),
+    local=("owner_pages_free",),
+    result="tokens",
 )
 FREE = Kind("free", "event", agree=REPLICA, compared=("purpose", "tokens"), local=("device_pages_free",))
 
@@ -136,6 +148,8 @@ EVENT_ROUND = Kind(
         "protected_pages",
         "occupied_tokens",
         "waiting",
+        "freed_tokens",
+        "freed_host_pages",
         "digest",
         "loads_agreed",
         "hits_agreed",
@@ -275,9 +289,42 @@ STORAGE_WRITE = Kind(
 # Calls of a store differ legally: their number under `best_effort`, and what they find.
 STORE_CALL = Kind("store_call", "note", info=("call", "keys", "found"))
 LANE_STATE = Kind(LANE_STATE_NAME, "note", info=("state", "op"))
+# What is to run next; where nothing is, there is none.
+PLAN = Kind(
+    "plan",
+    "decision",
+    agree=REPLICA,
+    compared=("mode", "rids", "tokens", "extend"),
+    local=("waiting_count", "device_pages_free"),
+)
 BATCH = Kind(
     "batch", "decision", agree=REPLICA, compared=("mode", "rids", "tokens"), local=("waiting_count",)
 )
-COMMAND = Kind("command", "decision", agree=REPLICA, compared=("verb", "verdict"))
+COMMAND = Kind("command", "decision", agree=REPLICA, compared=("verb", "verdict"), local=("outcome",))
+# Of a draft's tokens how many were taken, request by request, and a digest of what was put out; how many it
+# is to propose from here on.
+ACCEPT = Kind("accept", "decision", agree=STAGE, compared=("rids", "drafts_accepted", "tokens", "content"))
+SPEC_STEPS = Kind("spec_steps", "decision", agree=STAGE, compared=("steps",))
+
+# Where prefill and decode are servers of their own. What one rank polls may differ; what is agreed on not.
+PD_POLL = Kind(
+    "pd_poll",
+    "decision",
+    agree=STAGE,
+    compared=("polls",),
+    local=("own_polls",),
+    feeds={"own_polls": "polls"},
+)
+PD_QUEUE = Kind("pd_queue", "decision", agree=STAGE, compared=("queue", "length", "rids", "failed"))
+PD_RING = Kind("pd_ring", "decision", agree=STAGE, compared=("ring", "rids", "failed"))
+PD_PREFIX = Kind("pd_prefix", "decision", agree=STAGE, compared=("side", "rid", "decode_prefix_len", "pages"))
+PD_RESTORE = Kind(
+    "pd_restore",
+    "decision",
+    agree=STAGE,
+    compared=("rid", "decode_prefix_len", "verdict"),
+    local=("device_pages_free",),
+)
+PD_TRANSFER = Kind("pd_transfer", "event", agree=STAGE, compared=("rid", "outcome"))
 # What SGLang's own checker is told, or what it compares of a function that the plugin does not know.
 ASSERT_SAME = Kind("assert_same", "decision", agree=REPLICA, compared=("format", "message"))

@@ -11,6 +11,8 @@ from tracer.record import Place
 AXES = ("pp", "dp", "cp", "tp")
 # Where all of a replica's ranks meet, and where those of one stage do.
 REPLICA_GROUP, STAGE_GROUP, PIPELINE_GROUP = "replica", "stage", "pp"
+# Polls of transfers are agreed on along one axis after the other.
+POLLS = "/polls"
 
 
 def place_of(rank: int, along: Mapping[str, Sequence[int]], members: Sequence[int], world_size: int) -> Place:
@@ -55,6 +57,9 @@ def _groups(
     stage = stage_members(along, members)
     if len(stage) > 1:
         found[f"{STAGE_GROUP}{at['dp']}.{at['pp']}/events"] = stage
+    for axis, other in (("tp", "cp"), ("cp", "tp")):
+        if len(line := tuple(along.get(axis, ()))) > 1:
+            found[f"{axis}{at['dp']}.{at['pp']}.{at[other]}{POLLS}"] = line
     if len(pipeline := tuple(along.get("pp", ()))) > 1:
         found[f"{PIPELINE_GROUP}{at['dp']}.{at['cp']}.{at['tp']}/events"] = pipeline
     if len(members) > 1:

@@ -160,11 +160,15 @@ def along(groups: Sequence[Any]) -> dict[str, tuple[int, ...]]:
 def _coverage(hooks: Hooks) -> dict[str, Any]:
     """Which server it is, and what of it is looked at."""
     version = getattr(sys.modules.get("sglang.version"), "__version__", None)
+    missing, lacking = (
+        [path.removeprefix("sglang.srt.") for path in paths] for paths in (hooks.missing, hooks.lacking)
+    )
     return {
         "server": "sglang",
         "version": str(version or getattr(sys.modules.get("sglang"), "__version__", "unknown")),
-        "points_found": len(hooks.found),
-        "points_missing": [path.removeprefix("sglang.srt.") for path in hooks.missing],
+        "points_found": hooks.due_count,
+        "points_missing": missing,
+        **({"points_lacking": lacking} if lacking else {}),
     }
 
 

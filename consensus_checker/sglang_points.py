@@ -11,22 +11,32 @@ them is here too, by digest.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from consensus_checker import sglang_kinds as kinds
 from consensus_checker.sglang_hooks import Point
+from consensus_checker.sglang_paths import (
+    BACKUP,
+    CACHE,
+    CONTROLLER,
+    DEVICE_FREE,
+    HOST_FREE,
+    HOST_POOLS,
+    HYBRID,
+    IO,
+    MET,
+    PAGED,
+    PREFETCH,
+    SCHEDULER,
+    SYNC,
+    UNIFIED,
+)
+from consensus_checker.sglang_points_disagg import DISAGG
+from consensus_checker.sglang_points_former import FORMER_TREE
+from consensus_checker.sglang_points_pools import SIDE_POOLS
+from consensus_checker.sglang_points_server import DECODED, SERVER
+from consensus_checker.sglang_points_storage import BACKGROUND, STORAGE
 from tracer.record import MAIN_LANE
-
-CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache."
-HYBRID = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController."
-CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController."
-HOST_POOLS = "sglang.srt.mem_cache.pool_host.group.HostPoolGroup."
-PAGED = "sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator."
-FILE_STORE = "sglang.srt.mem_cache.hicache_storage.HiCacheFile."
-SCHEDULER = "sglang.srt.managers.scheduler.Scheduler."
-
-PREFETCH, IO, SYNC, BACKUP = "prefetch", "io", "sync", "backup"
-LANES = (PREFETCH, IO, SYNC, BACKUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +57,6 @@ THREADS: Sequence[Thread] = (
     Thread(HYBRID + "backup_thread_func", BACKUP),
 )
 
-HOST_FREE = "_see.host_free(self)"
-DEVICE_FREE = "_see.device_free(self)"
-
 ROUND: Sequence[Point] = (
     Point(
         SCHEDULER + "_process_hicache_events",
@@ -59,7 +66,7 @@ ROUND: Sequence[Point] = (
     Point(
         CACHE + "check_hicache_events",
         kinds.EVENT_ROUND,
-        before={"_h_round": "_see.begin_round(self)"},
+        before={"_h_round": "_see.begin_round(self)", "_h_none": "_see.look_at_room(self)"},
         call={
             "round": "_h_round",
             "writes_in_flight": "len(self.ongoing_write_through)",
@@ -70,12 +77,13 @@ ROUND: Sequence[Point] = (
             "protected_pages": "self.full_protected_size() // self.page_size",
             "occupied_tokens": "getattr(self.cache_controller, 'prefetch_tokens_occupied', 0)",
             "waiting": "_see.waiting",
+            "freed_tokens": "_see.freed_tokens",
+            "freed_host_pages": "_see.freed_host_pages",
             "host_pages_free": HOST_FREE,
             "device_pages_free": DEVICE_FREE,
         },
         after=("_see.end_round()",),
     ),
-    Point(CACHE + "_all_reduce", None, before={"_h_none": "_see.note_vector(self, data)"}),
     Point(
         CACHE + "_sync_hicache_ready_counts",
         kinds.EVENT_ROUND,
@@ -83,43 +91,31 @@ ROUND: Sequence[Point] = (
             "round": "_see.round",
             "writes_agreed": "result[0]",
             "loads_agreed": "result[1]",
-            "hits_agreed": "_see.at(result[2], 0)",
-            "prefetch_acks_agreed": "_see.at(result[2], 1)",
-            "storage_acks_agreed": "_see.at(result[2], 2)",
-            "releases_agreed": "_see.at(result[2], 3)",
-            "side_releases_agreed": "list(result[2][4:])",
-            "writes_done": "_see.local(0)",
-            "loads_done": "_see.local(1)",
-            "hits_ready": "_see.local(2, result[2])",
-            "prefetch_acks_ready": "_see.local(3, result[2])",
-            "storage_acks_ready": "_see.local(4, result[2])",
-            "releases_ready": "_see.local(5, result[2])",
+            "hits_agreed": "_h_taken[0]",
+            "prefetch_acks_agreed": "_h_taken[1]",
+            "storage_acks_agreed": "_h_taken[2]",
+            "releases_agreed": "_h_taken[3]",
+            "side_releases_agreed": "_h_taken[4]",
+            "writes_done": "_h_ready[0]",
+            "loads_done": "_h_ready[1]",
+            "hits_ready": "_h_ready[2][0]",
+            "prefetch_acks_ready": "_h_ready[2][1]",
+            "storage_acks_ready": "_h_ready[2][2]",
+            "releases_ready": "_h_ready[2][3]",
         },
         phases=("", "return"),
-        after=("_see.agreed(result)",),
+        after=(
+            "(_h_taken := _see.of_storage(result[2]))",
+            "(_h_ready := _see.own_counts(len(result[2])))",
+            "_see.agreed(result)",
+        ),
     ),
     Point(
         CACHE + "_all_reduce_attn_groups",
         kinds.MEETING,
         before={"_h_meet": "_see.meet_attention(op, tensor)"},
-        call={
-            "axis": "_h_meet[0]",
-            "purpose": "_h_meet[1]",
-            "op": "'all_reduce'",
-            "reduce": "_h_meet[2]",
-            "numel": "_h_meet[3]",
-            "group": "_h_meet[4]",
-            "group_seq": "_h_meet[5]",
-        },
-        values={
-            "axis": "_h_meet[0]",
-            "purpose": "_h_meet[1]",
-            "op": "'all_reduce'",
-            "reduce": "_h_meet[2]",
-            "numel": "_h_meet[3]",
-            "group": "_h_meet[4]",
-            "group_seq": "_h_meet[5]",
-        },
+        call=MET,
+        values=MET,
         when="_h_meet is not None",
         phases=("enter", "leave"),
     ),
@@ -128,6 +124,7 @@ ROUND: Sequence[Point] = (
         None,
         before={"_h_none": "_see.enter_pipeline(self, data)"},
         after=("_see.leave_pipeline(self, data)",),
+        axis="pp",
     ),
     Point(
         CACHE + "_finish_write_through_ack",
@@ -191,7 +188,7 @@ TREE: Sequence[Point] = (
         {
             "content": "_see.whole_key(params.key)",
             "tokens": "len(params.key)",
-            "node": "_see.node(result.last_device_node)",
+            "node": "_see.node(getattr(result, 'last_device_node', None))",
             "owned_tokens": "params.prev_prefix_len",
             "prefix_tokens": "result.prefix_len",
             "device_pages_free": DEVICE_FREE,
@@ -223,13 +220,13 @@ TREE: Sequence[Point] = (
         kinds.WRITE_BACKUP,
         {
             "node": "_see.node(node_id)",
-            "pages": "-(-len(device_value) // self.page_size)",
-            "tokens": "0 if result is None else len(device_value)",
+            "pages": "-(-_h_tokens // self.page_size)",
+            "tokens": "0 if result is None else _h_tokens",
             "host_pages_free": "_h_host",
             "device_pages_free": DEVICE_FREE,
             "write_queue_len": "len(self.cache_controller.write_queue)",
         },
-        before={"_h_host": HOST_FREE},
+        before={"_h_host": HOST_FREE, "_h_tokens": "len(device_value)"},
     ),
     Point(
         HOST_POOLS + "alloc",
@@ -237,16 +234,25 @@ TREE: Sequence[Point] = (
         {
             "pool": "_see.name(pool)",
             "pages_wanted": "-(-need_size // self.page_size)",
-            "pages": "0 if result is None else len(result) // self.page_size",
+            "pages": "_h_pages",
             "host_pages_free": "_h_free",
+            "owner": "start_owner",
         },
         before={"_h_free": "_see.pool_free(self, pool)"},
+        after=(
+            "(_h_pages := 0 if result is None else len(result) // self.page_size)",
+            "_see.host_has(pool, _h_free - _h_pages)",
+        ),
     ),
     Point(
         HOST_POOLS + "free",
         kinds.FREE_HOST,
-        {"pool": "_see.name(pool)", "pages": "len(indices) // self.page_size", "host_pages_free": "_h_free"},
-        before={"_h_free": "_see.pool_free(self, pool)"},
+        {"pool": "_see.name(pool)", "pages": "_h_pages", "host_pages_free": "_h_free"},
+        before={
+            "_h_pages": "len(indices) // self.page_size",
+            "_h_free": "_see.host_gets_back(pool, _h_pages)",
+        },
+        when="not _see.round or pool is not None",
     ),
     Point(
         CACHE + "init_load_back",
@@ -322,10 +328,14 @@ DEVICE: Sequence[Point] = (
         {
             "purpose": "'pages'",
             "pages_wanted": "need_size // self.page_size",
-            "pages": "0 if result is None else len(result) // self.page_size",
+            "pages": "_h_pages",
             "device_pages_free": "_h_free",
         },
         before={"_h_free": "self.available_size() // self.page_size"},
+        after=(
+            "(_h_pages := 0 if result is None else len(result) // self.page_size)",
+            "_see.device_has(_h_free - _h_pages)",
+        ),
     ),
     # How many pages of these two are new, the requests' lengths say: the tokens are compared.
     Point(
@@ -353,267 +363,31 @@ DEVICE: Sequence[Point] = (
         kinds.FREE,
         {
             "purpose": "'segment'",
-            "tokens": "len(free_index)",
-            "device_pages_free": "self.available_size() // self.page_size",
-        },
-    ),
-)
-
-STORAGE: Sequence[Point] = (
-    Point(
-        CACHE + "prefetch_from_storage",
-        kinds.PREFETCH_SUBMIT,
-        {
-            "rid": "_see.rid(request)",
-            "attempt": "_see.attempt(request)",
-            "node": "_see.node(last_host_node_id)",
-            "op": "_see.op(self, request)",
-            "outcome": "_see.outcome(self, _h_stats)",
-            "occupied_tokens": "self.cache_controller.prefetch_tokens_occupied",
-            "tokens": "len(new_input_tokens)",
-            "host_pages_free": HOST_FREE,
-            "hits_ready": "_see.ready(self.cache_controller, 'prefetch_hit_queue')",
-            "prefetch_acks_ready": "_see.ready(self.cache_controller, 'ack_prefetch_queue')",
-        },
-        before={"_h_stats": "_see.outcomes(self)"},
-        when="self.enable_storage",
-    ),
-    Point(
-        HYBRID + "allocate_storage_hit",
-        kinds.PREFETCH_HIT,
-        {
-            "rid": "_see.rid(operation)",
-            "attempt": "_see.attempt(operation)",
-            "op": "operation.id",
-            "outcome": "_see.room(hit_tokens, result[0])",
-            "hit_tokens": "hit_tokens",
-            "tokens": "0 if result[0] is None else len(result[0])",
-            "host_pages_free": "_h_free",
-            "hits_ready": "_see.ready(self, 'prefetch_hit_queue')",
-            "prefetch_acks_ready": "_see.ready(self, 'ack_prefetch_queue')",
-        },
-        before={"_h_free": "_see.pool_free(self.mem_pool_host, None)"},
-    ),
-    Point(
-        CACHE + "_handle_prefetch_result",
-        kinds.PREFETCH_INSERT,
-        {
-            "rid": "_see.rid(operation)",
-            "attempt": "_see.attempt(operation)",
-            "op": "operation.id",
-            "outcome": "'loaded' if operation.completed_tokens else 'nothing_completed'",
-            "completed_tokens": "operation.completed_tokens",
-            "matched_tokens": "operation.completed_tokens - _see.loaded(self, operation)",
-            "loaded_tokens": "_see.loaded(self, operation)",
-            "host_pages_free": HOST_FREE,
-        },
-    ),
-    Point(
-        CACHE + "revoke_pending_prefetch",
-        kinds.PREFETCH_OUTCOME,
-        {"rid": "_see.rid(request)", "attempt": "_see.attempt(request)", "outcome": "'revoked'"},
-    ),
-    Point(
-        CACHE + "check_prefetch_progress",
-        kinds.PREFETCH_POLL,
-        {
-            "rid": "_see.rid(request)",
-            "attempt": "_see.attempt(request)",
-            "policy": "_see.name(self.prefetch_stop_policy)",
-            "verdict": "'end' if result else 'wait'",
-            "hits_ready": "_see.ready(self.cache_controller, 'prefetch_hit_queue')",
-            "prefetch_acks_ready": "_see.ready(self.cache_controller, 'ack_prefetch_queue')",
-        },
-        before={"_h_is_open": "request in self.ongoing_prefetch"},
-        when="_h_is_open",
-    ),
-    Point(
-        CACHE + "_can_terminate_prefetch",
-        kinds.PREFETCH_VOTE,
-        {
-            "rid": "_see.rid(operation)",
-            "attempt": "_see.attempt(operation)",
-            "verdict": "'end' if result else 'wait'",
-            "is_late": "_see.vote(self)",
-        },
-        before={"_h_none": "_see.forget_vector()"},
-    ),
-    Point(
-        CACHE + "write_backup_storage",
-        kinds.STORAGE_BACKUP,
-        {
-            "node": "_see.node(node_id)",
-            "storage_backups_in_flight": "len(self.ongoing_backup)",
-            "host_pages_free": HOST_FREE,
-            "storage_acks_ready": "_see.ready(self.cache_controller, 'ack_backup_queue')",
-        },
-        when="self.enable_storage",
-    ),
-)
-
-BACKGROUND: Sequence[Point] = (
-    Point(
-        HYBRID + "_storage_hit_query",
-        None,
-        lanes=(PREFETCH,),
-        before={"_h_none": "_see.state('prefetch', 'backend', operation.id)"},
-        after=("_see.state('prefetch', 'idle', None)",),
-        raised="_see.state('prefetch', 'idle', None)",
-    ),
-    # A query is not asked where the prefetch has been ended; what the ranks agree on is, always.
-    Point(
-        HYBRID + "_sync_prefetch_hit_query",
-        kinds.QUERY,
-        {
-            "rid": "_see.rid(operation)",
-            "attempt": "_see.attempt(operation)",
-            "op": "operation.id",
-            "agreed_pages": "result // self.page_size",
-            "local_pages": "storage_hit_count // self.page_size",
-        },
-        lanes=(PREFETCH,),
-        before={"_h_none": "_see.at_work('prefetch')"},
-        after=("_see.rests('prefetch')",),
-    ),
-    Point(
-        CONTROLLER + "_all_reduce",
-        kinds.MEETING,
-        lanes=(PREFETCH, SYNC),
-        before={"_h_meet": "_see.meet_storage(op, tensor, groups)"},
-        call={
-            "axis": "_h_meet[0]",
-            "purpose": "_h_meet[1]",
-            "op": "'all_reduce'",
-            "reduce": "_h_meet[2]",
-            "numel": "_h_meet[3]",
-            "group": "_h_meet[4]",
-            "group_seq": "_h_meet[5]",
-        },
-        values={
-            "axis": "_h_meet[0]",
-            "purpose": "_h_meet[1]",
-            "op": "'all_reduce'",
-            "reduce": "_h_meet[2]",
-            "numel": "_h_meet[3]",
-            "group": "_h_meet[4]",
-            "group_seq": "_h_meet[5]",
-        },
-        when="_h_meet is not None",
-        phases=("enter", "leave"),
-    ),
-    Point(
-        HYBRID + "_page_transfer",
-        kinds.READ,
-        {
-            "rid": "_see.rid(operation)",
-            "attempt": "_see.attempt(operation)",
-            "op": "operation.id",
-            "pages": "_h_pages",
-            "local_pages": "_see.pages_read(result)",
-        },
-        lanes=(IO,),
-        # The scheduler may shorten the list once the read is over.
-        before={
-            "_h_pages": "len(operation.hash_value)",
-            "_h_none": "_see.state('io', 'backend', operation.id)",
-        },
-        after=("_see.state('io', 'idle', None)",),
-        raised="_see.state('io', 'idle', None)",
-    ),
-    Point(
-        HYBRID + "_reduce_prefetch_ack",
-        kinds.PROGRESS,
-        {
-            "rid": "_see.rid(ack.operation)",
-            "attempt": "_see.attempt(ack.operation)",
-            "ack": "'completed' if ack.completed_req else 'progress'",
-            "agreed_tokens": "ack.completed_tokens",
-            "local_tokens": "_h_local",
-        },
-        lanes=(SYNC,),
-        before={"_h_local": "ack.completed_tokens", "_h_none": "_see.at_work('sync')"},
-        after=("_see.rests('sync')",),
-    ),
-    Point(
-        HYBRID + "_page_backup",
-        kinds.STORAGE_WRITE,
-        {
-            "op": "operation.id",
-            "pages": "len(operation.hash_value)",
-            "written_pages": "operation.completed_tokens // self.page_size",
-        },
-        lanes=(BACKUP,),
-        before={"_h_none": "_see.state('backup', 'backend', operation.id)"},
-        after=("_see.state('backup', 'idle', None)",),
-        raised="_see.state('backup', 'idle', None)",
-    ),
-    *(
-        Point(
-            FILE_STORE + name,
-            kinds.STORE_CALL,
-            {"call": f"'{name}'", "keys": "len(keys)", "found": found},
-            lanes=(PREFETCH, IO, BACKUP),
-        )
-        for name, found in (
-            ("batch_get", "sum(value is not None for value in result)"),
-            ("batch_exists", "result"),
-            ("batch_set", "bool(result)"),
-        )
-    ),
-)
-
-# Of the scheduler itself: what it received, what it runs, and an operator's commands.
-SERVER: Sequence[Point] = (
-    Point(SCHEDULER + "_add_request_to_queue", None, before={"_h_none": "_see.request(req)"}),
-    Point(
-        SCHEDULER + "abort_request",
-        kinds.ABORT,
-        {"rid": "_see.rid(recv_req)", "place": "'asked'"},
-    ),
-    Point(
-        SCHEDULER + "run_batch",
-        kinds.BATCH,
-        {
-            "mode": "_h_mode",
-            "rids": "_h_rids",
             "tokens": "_h_tokens",
-            "waiting_count": "len(self.waiting_queue)",
+            "device_pages_free": "_h_free",
         },
-        # A batch may be changed by the time it has run.
         before={
-            "_h_mode": "_see.name(batch.forward_mode)",
-            "_h_rids": "_see.members(batch.reqs)",
-            "_h_tokens": "batch.extend_num_tokens",
+            "_h_tokens": "free_index.numel()",
+            "_h_free": "_see.device_gets_back(_h_tokens, self.page_size)",
         },
-    ),
-    Point(
-        SCHEDULER + "_retry_storage_prefetch",
-        kinds.PREFETCH_RETRY,
-        {"rid": "_see.rid(req)", "cause": "'due'", "tries": "req.storage_prefetch_retry_attempts"},
-    ),
-    Point(
-        SCHEDULER + "_prefetch_after_device_hit_loss",
-        kinds.PREFETCH_RETRY,
-        {"rid": "_see.rid(req)", "cause": "'device_loss'", "tries": "req.storage_prefetch_retry_attempts"},
-        when="result",
-    ),
-    Point(SCHEDULER + "flush_cache", kinds.COMMAND, {"verb": "'flush'", "verdict": "_see.verdict(result)"}),
-    *(
-        Point(
-            SCHEDULER + f"{verb}_hicache_storage_wrapped",
-            kinds.COMMAND,
-            {"verb": f"'{verb}'", "verdict": "_see.verdict(result.success)"},
-        )
-        for verb in ("attach", "detach")
-    ),
-    *(
-        Point(
-            f"sglang.srt.mem_cache.allocator.unified_hybrid_swa.{owner}.evict_to_free_tokens",
-            kinds.EVICT_TO_FREE,
-            {"tokens": "num_tokens", "verdict": "result"},
-        )
-        for owner in ("UnifiedSWATokenToKVPoolAllocator", "UnifiedMambaSWATokenToKVPoolAllocator")
+        when="not _see.round",
     ),
 )
 
-POINTS: Sequence[Point] = (*ROUND, *TREE, *DEVICE, *STORAGE, *BACKGROUND, *SERVER)
+
+# What only the newer cache has: itself, its controller and its pools.
+OWN = (CACHE, HYBRID, HOST_POOLS, f"{CONTROLLER}_all_reduce")
+
+
+def _of_newer(points: Sequence[Point]) -> tuple[Point, ...]:
+    return tuple(replace(point, part=UNIFIED) if point.path.startswith(OWN) else point for point in points)
+
+
+POINTS: Sequence[Point] = (
+    *_of_newer((*ROUND, *TREE, *DEVICE, *STORAGE, *BACKGROUND)),
+    *SERVER,
+    *FORMER_TREE,
+    *SIDE_POOLS,
+    *DECODED,
+    *DISAGG,
+)

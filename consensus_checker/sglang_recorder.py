@@ -57,13 +57,16 @@ class ServerRecording(Recording):
         self._is_own_folder = False
         self.folder = self._folder(agreed)
         self._packer = Packer() if self._trace == "ring" else None
-        settings = json.dumps(config, sort_keys=True, default=str).encode()
+        # What a rank has imported is no setting of it.
+        alike = {name: value for name, value in config.items() if name != "points_lacking"}
+        settings = json.dumps(alike, sort_keys=True, default=str).encode()
         top = header(
             place,
             kinds,
             lane=MAIN_LANE,
             run_id=agreed.run_id,
             tool_version=tool_version(),
+            attempt=agreed.attempt,
             config=config,
             config_digest=blake2b(settings, digest_size=8).hexdigest(),
         )
@@ -72,6 +75,7 @@ class ServerRecording(Recording):
         self.lanes = {lane: self._tracer(lane) for lane in (MAIN_LANE, *lanes)}
         self.tracer = self.lanes[MAIN_LANE]
         self._heart = self._started_heart()
+        self._armed = self._arm()
 
     def _tracer(self, lane: str) -> Tracer:
         return Tracer(

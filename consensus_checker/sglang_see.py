@@ -6,6 +6,7 @@ before anything is recorded, and every expression of a point may ask it. It chan
 
 from __future__ import annotations
 
+import sys
 import time
 from array import array
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,8 @@ from typing import Any
 
 from consensus_checker import sglang_kinds as kinds
 from consensus_checker.payload import REQUEST_ID
-from consensus_checker.sglang_place import PIPELINE_GROUP, REPLICA_GROUP, STAGE_GROUP
+from consensus_checker.sglang_place import PIPELINE_GROUP, POLLS, REPLICA_GROUP, STAGE_GROUP
+from consensus_checker.sglang_transfers import Transfers
 from tracer.keyed import Digest
 from tracer.record import BACKEND, MAIN_LANE, Outcome, Place
 from tracer.tracer import Tracer
@@ -27,6 +29,11 @@ WAITING_MAX = 64
 # A lane that has been in one place for so long when the server ends will not have come out of it.
 HUNG_S = 10.0
 STEP_RECORDS_MAX = 1 << 14
+# Counts of a cache, of which one goes up where a prefetch is asked for.
+OUTCOMES = ("issued", "declined_too_short", "declined_rate_limited")
+# Names of types that a record of what came has.
+TYPES_MAX = 8
+NONE_OF_STORAGE: tuple[Any, ...] = (None, None, None, None, [])
 # Where each lane finds its work.
 QUEUES = {
     "prefetch": "prefetch_queue",
@@ -43,6 +50,10 @@ class See:
         round: which event round it is, from 1.
         waiting: digest of the queue when that round began, or None.
         threads: id of a thread -> its lane.
+        host_room, device_room: free pages as they were last looked at, or counted since; None: not yet.
+        freed_tokens, freed_host_pages: what was given back between the last two rounds, of the device's pool
+            and of the host's main one.
+        transfers: what there is to look at between a prefill and a decode server.
     """
 
     def __init__(self) -> None:
@@ -53,6 +64,11 @@ class See:
         self._busy_since_s: dict[str, float] = {}
         self._cache: Any = None
         self._states: dict[str, Any] = {}
+        self.host_room: int | None = None
+        self.device_room: int | None = None
+        self.freed_tokens = self.freed_host_pages = 0
+        self._freed_tokens = self._freed_host_pages = 0
+        self.transfers = Transfers()
 
     def begin(self, lanes: Mapping[str, Tracer], place: Place, digest: Digest) -> None:
         """A recording begins."""
@@ -60,12 +76,20 @@ class See:
         self._main = lanes[MAIN_LANE]
         self._digest = digest
         self._place = place
+        pipelines = (ranks for name, ranks in place.groups.items() if name.startswith(PIPELINE_GROUP))
+        self._pipeline: Sequence[int] = next(pipelines, ())
         self._seqs: dict[str, int] = {}
         self._busy_since_s.clear()
         # Requests that have been recorded: their ids, and what a log calls them.
         self._known: dict[str, str] = {}
         # Request -> up to which token it has been computed.
         self._computed: dict[str, int] = {}
+        # What a meeting is called: by whom it is, for what, and how it is reduced.
+        self._places: dict[Any, tuple[str, str, str, str] | None] = {}
+        self.transfers.begin(digest, place)
+        self.host_room = self.device_room = None
+        self.freed_tokens = self.freed_host_pages = 0
+        self._freed_tokens = self._freed_host_pages = 0
         self._order = 0
         self._vector: Any = None
         self._waiting_of: list[str] = []
@@ -171,14 +195,20 @@ class See:
 
     def rid(self, value: Any) -> str:
         """Of a request, of its handle, or of what is done for it; "" where there is none."""
-        value = getattr(value, "handle", value)
-        found = getattr(value, "rid", None)
-        if found is None:
-            found = getattr(value, "request_id", value)
+        found = value
+        if type(found) is not str:
+            try:
+                found = value.rid
+            except AttributeError:
+                value = getattr(value, "handle", value)
+                found = getattr(value, "rid", None) or getattr(value, "request_id", None)
         return (self._known.get(found) or self._named(found)) if type(found) is str else ""
 
     def attempt(self, value: Any) -> int:
-        return int(getattr(getattr(value, "handle", value), "attempt_id", 0))
+        try:
+            return int(value.attempt_id)
+        except AttributeError:
+            return int(getattr(getattr(value, "handle", None), "attempt_id", 0))
 
     def node(self, value: Any) -> Any:
         """A node's number: it is counted alike on every rank."""
@@ -211,33 +241,57 @@ class See:
     def at(self, values: Sequence[int], index: int) -> int | None:
         return values[index] if index < len(values) else None
 
-    # Room that is left, in pages: a fact of one rank.
+    # Room that is left, in pages: a fact of one rank. To ask a pool takes a while, so it is asked where room
+    # is taken and once a round; what is given back is counted.
 
-    def host_free(self, cache: Any) -> int | None:
-        controller = cache.cache_controller
-        if controller is None:
-            return None
-        return int(controller.mem_pool_host.available_size() // cache.page_size)
-
-    def device_free(self, cache: Any) -> int:
-        return int(cache.token_to_kv_pool_allocator.available_size() // cache.page_size)
+    def look_at_room(self, cache: Any) -> None:
+        controller, size = cache.cache_controller, cache.page_size
+        if controller is not None:
+            self.host_room = int(controller.mem_pool_host.available_size() // size)
+        self.device_room = int(cache.token_to_kv_pool_allocator.available_size() // size)
 
     def pool_free(self, group: Any, pool: Any) -> int:
         own = group.get_entry(pool).host_pool
         return int(own.available_size() // own.page_size)
 
+    def host_has(self, pool: Any, pages: int) -> None:
+        """So much is left of a host pool; of one beside the main one nobody keeps count."""
+        if pool is None:
+            self.host_room = pages
+
+    def host_gets_back(self, pool: Any, pages: int) -> int | None:
+        """What was free before."""
+        if pool is not None:
+            return None
+        self._freed_host_pages += pages
+        before = self.host_room
+        if before is not None:
+            self.host_room = before + pages
+        return before
+
+    def device_has(self, pages: int) -> None:
+        self.device_room = pages
+
+    def device_gets_back(self, tokens: int, page_size: int) -> int | None:
+        """What is free behind it."""
+        self._freed_tokens += tokens
+        if self.device_room is not None:
+            self.device_room += -(-tokens // page_size)
+        return self.device_room
+
     # Prefetches.
 
-    def outcomes(self, cache: Any) -> dict[str, int]:
-        return dict(getattr(cache, "_prefetch_outcome_stats", {}))
+    def outcomes(self, cache: Any) -> tuple[int, ...]:
+        stats = getattr(cache, "_prefetch_outcome_stats", None)
+        return tuple(stats.get(name, 0) for name in OUTCOMES) if stats else ()
 
-    def outcome(self, cache: Any, before: Mapping[str, int]) -> str:
+    def outcome(self, cache: Any, before: Sequence[int]) -> str:
         """Which count has gone up; one that is a part of another comes behind it."""
-        now = getattr(cache, "_prefetch_outcome_stats", {})
-        for name in ("issued", "declined_too_short", "declined_rate_limited"):
-            if now.get(name, 0) != before.get(name, 0):
-                return name
-        return "ongoing"
+        now = self.outcomes(cache)
+        before = before or (0,) * len(now)
+        return next(
+            (name for name, new, old in zip(OUTCOMES, now, before, strict=True) if new != old), "ongoing"
+        )
 
     def pages_read(self, result: Any) -> int | None:
         """What one rank's store has given; newer versions do not return it."""
@@ -274,6 +328,8 @@ class See:
         self._next_step(is_idle=self._is_idle and self._main.seq == self._seq_after)
         self.round += 1
         self._is_idle = False
+        self.freed_tokens, self.freed_host_pages = self._freed_tokens, self._freed_host_pages
+        self._freed_tokens = self._freed_host_pages = 0
         return self.round
 
     def loops(self, scheduler: Any) -> None:
@@ -298,9 +354,31 @@ class See:
     def end_round(self) -> None:
         self._seq_after = self._main.seq
 
-    def note_vector(self, cache: Any, data: Any) -> None:
-        """This rank's own counts; the later stages have none."""
-        self._vector = data.tolist() if cache.pp_rank == 0 else None
+    def in_flight(self, cache: Any) -> tuple[int, ...]:
+        """How much is under way."""
+        names = ("ongoing_write_through", "ongoing_load_back", "ongoing_prefetch", "ongoing_backup")
+        return tuple(len(getattr(cache, name, ())) for name in names)
+
+    def end_former_round(self, cache: Any, before: tuple[int, ...]) -> None:
+        """End that of a cache which says nowhere how much is agreed on; its record comes behind."""
+        self._is_idle = before == self.in_flight(cache)
+        self._seq_after = self._main.seq + 1
+
+    def of_storage(self, counts: Sequence[int]) -> tuple[Any, ...]:
+        """Of agreed counts: hits, acks of prefetches, of backups, releases, and releases of side pools.
+
+        Three of them, without acks of prefetches, in 0.5.18.
+        """
+        if len(counts) > 3:
+            return (*counts[:4], list(counts[4:]))
+        return (counts[0], None, *counts[1:], []) if len(counts) == 3 else NONE_OF_STORAGE
+
+    def own_counts(self, count: int) -> tuple[Any, ...]:
+        """This rank's own: of writes, of loads, and `count` of storage. Later stages have none."""
+        vector = self._vector
+        if type(vector) is not list:
+            return None, None, NONE_OF_STORAGE
+        return vector[0], vector[1], self.of_storage(vector[2 : 2 + count])
 
     def forget_vector(self) -> None:
         self._vector = None
@@ -309,36 +387,47 @@ class See:
         """What this rank's own clock said, where it was asked."""
         return bool(self._vector) if type(self._vector) is int else None
 
-    def local(self, index: int, is_there: Any = True) -> int | None:
-        vector = self._vector
-        return vector[index] if is_there and type(vector) is list and index < len(vector) else None
-
     # Meetings.
-
-    @property
-    def _pipeline(self) -> Sequence[int]:
-        return next(
-            (ranks for name, ranks in self._place.groups.items() if name.startswith(PIPELINE_GROUP)), ()
-        )
 
     def meet_attention(self, op: Any, tensor: Any) -> tuple[Any, ...] | None:
         """Axis, purpose, reduction, size, group and number of the call that this stage's ranks make."""
-        return self._met(STAGE_GROUP, "events", op, tensor)
+        # It is reduced in place: these are this rank's own counts.
+        vector = self._vector = tensor.tolist()
+        numel = len(vector) if type(vector) is list else 1
+        return self._met((STAGE_GROUP, "events", op), numel)
 
     def meet_storage(self, op: Any, tensor: Any, groups: Sequence[Any]) -> tuple[Any, ...] | None:
         if not groups:
             return None
         purpose = "hits" if self.threads.get(get_ident()) == "prefetch" else "progress"
-        return self._met(REPLICA_GROUP, purpose, op, tensor)
+        return self._met((REPLICA_GROUP, purpose, op), tensor.numel())
 
-    def _met(self, prefix: str, channel: str, op: Any, tensor: Any) -> tuple[Any, ...] | None:
-        names = (name for name in self._place.groups if name.startswith(prefix) and name.endswith(channel))
-        group = next(names, None)
-        if group is None:
+    def meet_flags(self, flags: Sequence[int], group: Any, op: Any) -> tuple[Any, ...] | None:
+        """The same of polls of transfers; with the first of a poll it is known what this rank polled."""
+        self.transfers.note_polls(flags)
+        return self._met((group, POLLS, op), len(flags)) if flags else None
+
+    def _met(self, key: tuple[Any, str, Any], numel: int) -> tuple[Any, ...] | None:
+        try:
+            found = self._places[key]
+        except KeyError:
+            found = self._places[key] = self._place_of(*key)
+        if found is None:
             return None
+        axis, purpose, reduce, group = found
+        return axis, purpose, reduce, numel, group, self._next(group)
+
+    def _place_of(self, prefix: Any, channel: str, op: Any) -> tuple[str, str, str, str] | None:
+        groups = self._place.groups
         reduce = str(op).rpartition(".")[2].lower()
+        if channel == POLLS:
+            ranks = _ranks_of(prefix)
+            name = next((one for one in groups if one.endswith(POLLS) and tuple(groups[one]) == ranks), None)
+            return None if name is None else (name[:2], "polls" if reduce == "min" else "holds", reduce, name)
+        names = (name for name in groups if name.startswith(prefix) and name.endswith(channel))
+        group = next(names, None)
         purpose = "deadline" if reduce == "max" and channel == "events" else channel
-        return "tp", purpose, reduce, tensor.numel(), group, self._next(group)
+        return None if group is None else ("tp", purpose, reduce, group)
 
     def _next(self, group: str) -> int:
         seq = self._seqs.get(group, 0)
@@ -347,31 +436,68 @@ class See:
 
     def enter_pipeline(self, cache: Any, data: Any) -> None:
         """A later stage waits for the one before it."""
-        if cache.pp_rank > 0 and cache.pp_size > 1:
-            self._received = self._link(cache, cache.pp_rank - 1, data)
-            self._enter("pp", *self._received, self._pipeline[cache.pp_rank - 1], None)
+        self._enter_stage(cache.pp_rank, cache.pp_size, *_shape(data))
 
     def leave_pipeline(self, cache: Any, data: Any) -> None:
-        if cache.pp_size <= 1:
-            return
-        value = self._vector_digest(_counts(data))
-        if cache.pp_rank > 0:
-            self._leave("pp", *self._received, self._pipeline[cache.pp_rank - 1], value)
-        if cache.pp_rank + 1 < cache.pp_size:
-            sent = self._link(cache, cache.pp_rank, data)
-            peer = self._pipeline[cache.pp_rank + 1]
+        if cache.pp_size > 1:
+            value = self._vector_digest(_counts(data))
+            self._leave_stage(cache.pp_rank, cache.pp_size, *_shape(data), value)
+
+    def enter_polls(self, pp_rank: int, pp_size: int) -> None:
+        """The same for polls; how many there are the later stages know only when they have come."""
+        self._enter_stage(pp_rank, pp_size, "polls", 0)
+
+    def leave_polls(self, pp_rank: int, pp_size: int, polls: Sequence[int]) -> None:
+        if pp_size > 1:
+            self._leave_stage(pp_rank, pp_size, "polls", 0, self._vector_digest(list(polls)))
+
+    def _enter_stage(self, pp_rank: int, pp_size: int, purpose: str, numel: int) -> None:
+        if pp_rank > 0 and pp_size > 1:
+            self._received = self._link(pp_rank, pp_rank - 1, purpose, numel)
+            self._enter("pp", *self._received, self._pipeline[pp_rank - 1], None)
+
+    def _leave_stage(self, pp_rank: int, pp_size: int, purpose: str, numel: int, value: str) -> None:
+        if pp_rank > 0:
+            self._leave("pp", *self._received, self._pipeline[pp_rank - 1], value)
+        if pp_rank + 1 < pp_size:
+            sent = self._link(pp_rank, pp_rank, purpose, numel)
+            peer = self._pipeline[pp_rank + 1]
             self._enter("pp", *sent, peer, None)
             self._leave("pp", *sent, peer, value)
 
-    def _link(self, cache: Any, sender: int, data: Any) -> tuple[Any, ...]:
+    def _link(self, pp_rank: int, sender: int, purpose: str, numel: int) -> tuple[Any, ...]:
         name = next(name for name in self._place.groups if name.startswith(PIPELINE_GROUP))
         group = f"{name}:{sender}"
-        op = "send" if sender == cache.pp_rank else "recv"
-        purpose = "events" if data.numel() > 1 else "deadline"
-        return purpose, op, "", data.numel(), group, self._next(group)
+        op = "send" if sender == pp_rank else "recv"
+        return purpose, op, "", numel, group, self._next(group)
 
     def _vector_digest(self, counts: Sequence[int]) -> str:
         return self._digest(array("q", counts).tobytes())
+
+    # What a scheduler receives and plans.
+
+    def received(self, reqs: Sequence[Any]) -> str:
+        """Digest of what has come, in its order."""
+        texts = [f"{type(req).__name__} {getattr(one, 'rid', None)}" for req in reqs for one in _single(req)]
+        return self._digest("\0".join(texts).encode())
+
+    def types(self, reqs: Sequence[Any]) -> list[str]:
+        return list(dict.fromkeys(type(req).__name__ for req in reqs))[:TYPES_MAX]
+
+    def planned(self, plan: Any) -> Any:
+        """The batch that is to run, or None; before 0.5.20 it was itself what was given back."""
+        return getattr(plan, "batch_to_run", plan)
+
+    def lengths(self, batch: Any) -> list[Any] | None:
+        """How many requests of a batch are extended, and by how many tokens each."""
+        lengths = getattr(batch, "extend_lens", None)
+        if not lengths or not batch.extend_num_tokens:
+            return None
+        return [len(lengths), self._vector_digest(list(lengths))]
+
+    def outputs(self, tokens: Sequence[Sequence[int]]) -> str:
+        """Digest of the tokens of each request."""
+        return self._vector_digest([number for own in tokens for number in (len(own), *own)])
 
     # Lanes.
 
@@ -410,3 +536,23 @@ def _counts(data: Any) -> list[int]:
     if type(values) is int:
         return [values]
     return list(values[:-2] if len(values) > 2 else values)
+
+
+def _shape(data: Any) -> tuple[str, int]:
+    numel = data.numel()
+    return ("events" if numel > 1 else "deadline"), numel
+
+
+def _single(req: Any) -> Sequence[Any]:
+    """Several that came as one."""
+    batch = getattr(req, "batch", None)
+    return batch if isinstance(batch, list) else (req,)
+
+
+def _ranks_of(group: Any) -> tuple[int, ...]:
+    """Of a process group, which torch knows; of anything else none."""
+    torch = sys.modules.get("torch")
+    try:
+        return tuple(torch.distributed.get_process_group_ranks(group))  # type: ignore[union-attr]
+    except Exception:
+        return ()

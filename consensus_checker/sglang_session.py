@@ -21,9 +21,10 @@ from consensus_checker import sglang_kinds as kinds
 from consensus_checker.consensus import FORMAT_CHARS_MAX, POLICY, POLICY_VARIABLE, Watching
 from consensus_checker.consensus_recorder import has_logs
 from consensus_checker.payload import Payloads
-from consensus_checker.sglang_hooks import Hook, Point, fitted, owner_of, undecorated
+from consensus_checker.sglang_hooks import Hook, Point, fitted, owner_of, put, undecorated
+from consensus_checker.sglang_paths import EXTRA, FORMER, FORMER_MODULE, FORMER_POOLS, LANES, UNIFIED
 from consensus_checker.sglang_place import place_of
-from consensus_checker.sglang_points import LANES, POINTS, THREADS, Thread
+from consensus_checker.sglang_points import POINTS, THREADS, Thread
 from consensus_checker.sglang_recorder import ServerRecording
 from consensus_checker.sglang_see import See
 from tracer.emitters import PARTS
@@ -47,21 +48,38 @@ class Hooks:
 
     Attributes:
         found: path -> hook, in the order of the points.
-        missing: paths that this version has not.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self.see = See()
         self.found: dict[str, Hook] = {}
-        self.missing: list[str] = []
+        # Path -> a point that was not found, and whether its class was.
+        self._absent: dict[str, tuple[Point, bool]] = {}
         self._threads: set[str] = set()
         self._tell = tell
         self._session: Session | None = None
 
     @property
+    def missing(self) -> list[str]:
+        """Paths that this version has not, of what every server with such a cache runs."""
+        return [path for path, (point, _) in self._absent.items() if self._is_due(point)]
+
+    @property
+    def lacking(self) -> list[str]:
+        """The same of parts that few run, where the class is there and the function is not."""
+        return [
+            path for path, (point, has_owner) in self._absent.items() if has_owner and not self._is_due(point)
+        ]
+
+    @property
     def share(self) -> float:
-        """Of the points, how many this version has."""
-        return len(self.found) / max(1, len(self.found) + len(self.missing))
+        """Of the points that a server with such a cache must have, how many this version has."""
+        return self.due_count / max(1, self.due_count + len(self.missing))
+
+    @property
+    def due_count(self) -> int:
+        """How many of those were found."""
+        return sum(self._is_due(hook.point) for hook in self.found.values())
 
     def install(
         self, points: Sequence[Point] = POINTS, threads: Sequence[Thread] = THREADS, *, is_last: bool
@@ -72,30 +90,42 @@ class Hooks:
             is_last: modules that nobody has imported yet are looked for too; what is not there is missing.
         """
         for point in points:
-            if point.path not in self.found and point.path not in self.missing:
+            # A class may come later, with a module; a function does not.
+            _, has_owner = self._absent.get(point.path, (point, False))
+            if point.path not in self.found and not has_owner:
                 self._install(point, is_last=is_last)
         for thread in threads:
             if thread.path not in self._threads:
                 self._install_thread(thread)
 
+    def _is_due(self, point: Point) -> bool:
+        """Whether each server must have it: those of the one cache where no server makes the other."""
+        cache = FORMER if FORMER_MODULE in sys.modules else UNIFIED
+        return point.part in ("", cache)
+
     def _install(self, point: Point, *, is_last: bool) -> None:
+        if point.part in (FORMER, FORMER_POOLS) and FORMER_MODULE not in sys.modules:
+            return
+        # Nobody is made to import what they do not run.
+        may_import = is_last and point.part not in EXTRA
         try:
-            owner = owner_of(point, may_import=is_last)
+            owner = owner_of(point, may_import=may_import)
             raw = vars(owner).get(point.name, getattr(owner, point.name, None)) if owner is not None else None
             if not callable(raw) or isinstance(raw, staticmethod | classmethod):
                 if is_last:
-                    self.missing.append(point.path)
+                    self._absent[point.path] = point, owner is not None
                 return
             function = undecorated(raw, CHECKER)
             own = fitted(point, function)
             if own is None:
-                self.missing.append(point.path)
+                self._absent[point.path] = point, True
                 return
             hook = Hook(own, self._tell)
-            setattr(owner, point.name, hook.wrapper(function, self.see))
+            put(owner, point.name, raw, hook.wrapper(function, self.see))
             self.found[point.path] = hook
+            self._absent.pop(point.path, None)
         except Exception as error:
-            self.missing.append(point.path)
+            self._absent[point.path] = point, True
             safely(self._tell, f"{point.short} can't be recorded: {type(error).__name__}: {error}"[:300])
 
     def _install_thread(self, thread: Thread) -> None:
@@ -118,7 +148,8 @@ class Hooks:
             return
         tracer = session.recording.lanes[lane]
         for hook in self.found.values():
-            if lane in hook.point.lanes:
+            axis = hook.point.axis
+            if lane in hook.point.lanes and (not axis or axis in session.axes):
                 hook.bind(lane, ident, tracer, partial(_drop, tracer, hook.point.kind))
 
     def unbind(self) -> None:
@@ -204,6 +235,7 @@ class Session:
         self._tell = tell
         self._thread = threading.get_ident()
         self._is_over = self._has_told = False
+        self.axes = frozenset(axis for axis, group in along.items() if len(group) > 1)
         groups = [tuple(group) for group in along.values() if len(group) > 1]
         own = ranks.own_rank(rank, groups)
         self.rank = own
@@ -283,7 +315,9 @@ class Session:
         found = store if store is not None else ranks.default_store()
         if found is None:
             safely(
-                self._tell, "no store to meet the other ranks in: records are kept, and compared by nobody"
+                self._tell,
+                "no store to meet the other ranks in: records are kept, and compared by nobody"
+                + ranks.lacking(),
             )
             return alone, None
         own_store = ranks.own_store(found, f"{PREFIX}/{number}/")

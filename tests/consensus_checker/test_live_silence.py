@@ -268,3 +268,45 @@ def test_members_that_were_never_heard_are_missed_where_others_wait_for_them() -
     (alarm,) = judge(view(*waiting, unheard=(3,)))
     assert alarm.finding.silent == (3,)
     assert "rank 3 was never heard" in alarm.finding.summary
+
+
+def in_progress(seq: int, *, is_in: bool = True) -> Inside:
+    enter = {"kind": "meeting", "phase": "enter", "group": "replica0/progress", "group_seq": seq}
+    record = enter | {"op": "all_reduce"}
+    key = "replica0/progress"
+    if not is_in:
+        return Inside(last=record | {"phase": "leave"}, entered={key: seq - 1}, left={key: seq - 1})
+    return Inside(last=record, meeting=record, members=[0, 1, 2], entered={key: seq}, left={key: seq - 1})
+
+
+def test_a_lane_in_a_store_is_told_and_who_waits_for_its_rank_is_told_with_it() -> None:
+    io = Inside(last={"kind": "lane_state", "state": "backend", "op": 88}, state="backend")
+    waiting = [member(rank, lanes={"sync": (in_progress(7), 10.4)}) for rank in (0, 2)]
+    hung = member(1, lanes={"io": (io, 10.2), "sync": (in_progress(7, is_in=False), 10.4)})
+    (alarm,) = judge(view(waiting[0], hung, waiting[1]))
+    assert alarm.finding.summary == (
+        "rank 1: its io lane has been in the backend with op 88 for 10.2 s; "
+        "ranks 0, 2 wait in all_reduce replica0/progress #7"
+    )
+    assert (alarm.finding.unknown, alarm.finding.victims, alarm.culprits) == ((1,), (0, 2), (1,))
+
+
+def test_who_waits_for_a_lane_that_is_about_to_be_told_is_not_told_before_it() -> None:
+    io = Inside(last={"kind": "lane_state", "state": "backend", "op": 88}, state="backend")
+    hung = member(1, lanes={"io": (io, 9.8), "sync": (in_progress(7, is_in=False), 10.4)})
+    waiting = [member(rank, lanes={"sync": (in_progress(7), 10.4)}) for rank in (0, 2)]
+    assert judge(view(waiting[0], hung, waiting[1])) == []
+
+
+def test_lanes_that_wait_for_a_rank_whose_lanes_are_in_no_store_are_told_themselves() -> None:
+    waiting = [member(rank, lanes={"sync": (in_progress(7), 10.4)}) for rank in (0, 2)]
+    late = member(1, lanes={"sync": (in_progress(7, is_in=False), 10.4)})
+    alarms = judge(view(waiting[0], late, waiting[1]))
+    assert [alarm.finding.unknown for alarm in alarms] == [(0,), (2,)]
+
+
+def test_of_lanes_that_do_not_wait_for_each_other_the_one_in_a_store_is_told_first() -> None:
+    io = Inside(last={"kind": "lane_state", "state": "backend", "op": 88}, state="backend")
+    busy = Inside(last={"kind": "lane_state", "state": "collective"}, state="collective")
+    alarms = judge(view(member(0, lanes={"sync": (busy, 11.0)}), member(1, lanes={"io": (io, 10.2)})))
+    assert [alarm.culprits for alarm in alarms] == [(1,), (0,)]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import re
+import sys
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
+from operator import attrgetter
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from consensus_checker import sglang_kinds as kinds
-from consensus_checker.sglang_hooks import Hook, Point, fitted, undecorated
+from consensus_checker.sglang_hooks import Hook, Point, fitted, owner_of, put, undecorated
 from consensus_checker.sglang_points import POINTS
 from consensus_checker.sglang_see import See
 from tracer.record import Kind
@@ -194,9 +197,9 @@ def test_every_point_fills_fields_of_its_kind_and_asks_what_there_is_to_ask(own:
     fields = [*(own.call or {}), *(own.values or {})]
     assert set(fields) <= set(own.kind.fields if own.kind is not None else ())
     texts = [*own.before.values(), *(own.call or {}).values(), *(own.values or {}).values(), *own.after]
-    asked = {part.split("(")[0] for text in texts for part in text.split("_see.")[1:]}
-    names = {"".join(char for char in name if char.isidentifier() or char == "_") for name in asked}
-    assert all(hasattr(See(), name.rstrip("]),.[0123456789 ")) for name in names)
+    texts += [own.when, own.raised]
+    for found in re.findall(r"_see\.((?:transfers\.)?\w+)", " ".join(texts)):
+        attrgetter(found)(See())
 
 
 def test_no_two_points_are_of_one_function() -> None:
@@ -207,3 +210,55 @@ def test_no_two_points_are_of_one_function() -> None:
 def test_every_kind_is_declared_once() -> None:
     declared = [value for value in vars(kinds).values() if isinstance(value, Kind)]
     assert len({kind.name for kind in declared}) == len(declared)
+
+
+def test_a_name_made_by_one_expression_is_there_for_the_next() -> None:
+    own = Point(
+        "module.Pool.allocate", NOTE, {"got": "_h_twice", "want": "need"}, after=("(_h_twice := 2 * result)",)
+    )
+    assert own.parameters == {"need"}
+    wrapper, _, lane, _ = hooked(allocate, own)
+    assert wrapper(SimpleNamespace(free=10), 4) == 4
+    assert lane.lines == [("note", "", {"got": 8, "want": 4})]
+
+
+def test_a_parameter_may_be_called_result() -> None:
+    def resolve(self: Any, result: int) -> int:
+        return result + 1
+
+    own = Point("module.Pool.resolve", NOTE, {"want": "result", "got": "_h_returned"})
+    wrapper, _, lane, _ = hooked(resolve, own)
+    assert wrapper(None, 4) == 5
+    assert lane.lines == [("note", "", {"want": 4, "got": 5})]
+
+
+def test_a_function_of_a_module_is_replaced_wherever_it_has_been_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def poll() -> int:
+        return 1
+
+    def other() -> int:
+        return 2
+
+    home, user, stranger = (ModuleType(name) for name in ("sglang.polls", "sglang.user", "elsewhere.user"))
+    for module in (home, user, stranger):
+        vars(module)["poll"] = poll
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    put(home, "poll", poll, other)
+    assert [vars(module)["poll"]() for module in (home, user, stranger)] == [2, 2, 1]
+
+
+def test_a_class_that_a_package_only_hands_on_is_not_taken_for_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    package = ModuleType("sglang.pools")
+    vars(package)["Pool"] = type("Pool", (), {"__module__": "sglang.pools.paged"})
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    assert owner_of(Point("sglang.pools.Pool.alloc", NOTE), may_import=False) is None
+    vars(package)["Pool"].__module__ = "sglang.pools"
+    assert owner_of(Point("sglang.pools.Pool.alloc", NOTE), may_import=False) is vars(package)["Pool"]
+
+
+def test_a_module_that_a_version_has_not_is_no_error() -> None:
+    assert owner_of(Point("tracer.no_such_module.Pool.alloc", NOTE), may_import=True) is None

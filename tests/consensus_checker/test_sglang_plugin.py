@@ -340,3 +340,53 @@ def test_a_message_that_cannot_be_made_up_is_said_once(
         plugin.shutdown()
         (warning,) = [text for text in server.warnings if "message" in text]
     assert "TypeError" in warning
+
+
+def former_cache() -> ModuleType:
+    """The module that a server has imported which makes the former cache."""
+    module = ModuleType("sglang.srt.mem_cache.hiradix_cache")
+
+    class HiRadixCache:
+        def evict(self, params: Any) -> Any:
+            return SimpleNamespace(num_tokens_evicted=params.num_tokens)
+
+        def loading_check(self) -> None:
+            pass
+
+    vars(module)["HiRadixCache"] = HiRadixCache
+    return module
+
+
+def test_a_server_with_the_former_cache_is_recorded_by_its_points_and_misses_none_of_the_other(
+    environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    environment.setenv("HICACHE_TRACE", "full")
+    module = former_cache()
+    with FakeServer() as server:
+        plugin.entry()
+        # It is imported where the server makes its cache, which is later.
+        environment.setitem(sys.modules, module.__name__, module)
+        plugin.configure([[0, 1]], rank=0, world_size=2)
+        cache = vars(module)["HiRadixCache"]()
+        cache.page_size = PAGE
+        cache.evict(SimpleNamespace(num_tokens=3 * PAGE))
+        plugin.shutdown()
+        assert not [text for text in server.warnings if "not recorded from here on" in text]
+    (evicted,) = [record for record in records(tmp_path) if record["kind"] == "evict"]
+    assert (evicted["pages_wanted"], evicted["pages_freed"]) == (3, 3)
+    missing = header(tmp_path)["config"]["points_missing"]
+    assert "mem_cache.hiradix_cache.HiRadixCache.insert" in missing
+    # It takes its loads by itself in such a version, as far as anybody knows.
+    assert "mem_cache.hiradix_cache.HiRadixCache.loading_check" in missing
+    assert not [path for path in missing if "unified_radix_cache" in path]
+
+
+def test_of_a_server_without_the_former_cache_nothing_of_it_is_missing(
+    environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    environment.setenv("HICACHE_TRACE", "full")
+    with FakeServer() as server:
+        plugin.entry()
+        server.run(0)
+    missing = header(tmp_path)["config"]["points_missing"]
+    assert not [path for path in missing if "hiradix" in path or "disaggregation" in path]

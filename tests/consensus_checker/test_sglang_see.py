@@ -147,13 +147,16 @@ def test_a_round_with_a_decision_behind_it_is_kept() -> None:
 
 
 def test_this_ranks_own_counts_are_facts_and_a_later_stage_has_none() -> None:
-    seen = Seen()
-    seen.see.note_vector(SimpleNamespace(pp_rank=0), Vector([3, 1, 5]))
-    assert (seen.see.local(0), seen.see.local(1)) == (3, 1)
+    see = Seen().see
+    assert see.own_counts(0) == (None, None, (None, None, None, None, []))
+    see.meet_attention("ReduceOp.MIN", Vector([3, 1, 5, 4, 2, 7, 8, 9, 99, -99]))
+    assert see.own_counts(6) == (3, 1, (5, 4, 2, 7, [8, 9]))
     # Without a store the vector goes on with something else.
-    assert seen.see.local(2, ()) is None
-    seen.see.note_vector(SimpleNamespace(pp_rank=1), Vector([0, 0, 0]))
-    assert seen.see.local(0) is None
+    assert see.own_counts(0) == (3, 1, (None, None, None, None, []))
+
+
+def test_a_version_that_counts_no_acks_of_prefetches_has_none() -> None:
+    assert Seen().see.of_storage((5, 2, 7)) == (5, None, 2, 7, [])
 
 
 def test_a_stage_receives_goes_by_what_it_received_and_sends_it_on() -> None:
@@ -265,3 +268,123 @@ def test_a_request_that_a_client_has_called_by_a_sentence_is_called_by_its_diges
     assert name.startswith("text-")
     assert {seen.see.rid("my name is Smith"), seen.see.rid(SimpleNamespace(rid="my name is Smith"))} == {name}
     assert "Smith" not in str(seen.records())
+
+
+def test_what_is_given_back_between_two_rounds_is_a_sum_in_the_second() -> None:
+    see = Seen().see
+    see.begin_round(None)
+    see.host_has(None, 90)
+    see.device_has(10)
+    assert (see.host_gets_back(None, 3), see.host_gets_back(None, 4)) == (90, 93)
+    # A pool beside the main one keeps no count here.
+    assert see.host_gets_back("swa", 5) is None
+    assert (see.device_gets_back(33, 16), see.device_room, see.host_room) == (13, 13, 97)
+    see.begin_round(None)
+    assert (see.freed_tokens, see.freed_host_pages) == (33, 7)
+    see.begin_round(None)
+    assert (see.freed_tokens, see.freed_host_pages) == (0, 0)
+
+
+def test_room_is_asked_for_once_a_round() -> None:
+    see = Seen().see
+    assert (see.host_room, see.device_room) == (None, None)
+    pools = [SimpleNamespace(available_size=lambda: 320), SimpleNamespace(available_size=lambda: 160)]
+    controller = SimpleNamespace(mem_pool_host=pools[0])
+    see.look_at_room(
+        SimpleNamespace(cache_controller=controller, token_to_kv_pool_allocator=pools[1], page_size=16)
+    )
+    assert (see.host_room, see.device_room) == (20, 10)
+
+
+def test_a_round_of_the_former_cache_is_idle_where_nothing_under_way_has_changed() -> None:
+    seen = Seen()
+    cache = SimpleNamespace(ongoing_write_through={}, ongoing_load_back={})
+    emit = seen.lanes["scheduler"].emitter(ROUND)
+    for number in range(50):
+        before = seen.see.in_flight(cache)
+        seen.see.begin_round(cache)
+        emit(seen.see.round)
+        if number == 10:
+            cache.ongoing_write_through[7] = None
+        seen.see.end_former_round(cache, before)
+        emit(seen.see.round)
+    assert sum(record["kind"] == "event_round" for record in seen.records()) < 20
+
+
+def test_what_came_has_another_digest_in_another_order() -> None:
+    see = Seen().see
+    one, two = SimpleNamespace(rid="a"), SimpleNamespace(rid="b")
+    both = SimpleNamespace(batch=[one, two], rid=None)
+    assert see.received([one, two]) != see.received([two, one])
+    assert see.received([both]) == see.received([SimpleNamespace(batch=[one, two])])
+    assert see.types([one, both]) == ["SimpleNamespace"]
+
+
+def test_the_batch_of_a_plan_is_found_in_either_form() -> None:
+    see = Seen().see
+    batch = SimpleNamespace(extend_lens=[3, 5], extend_num_tokens=8)
+    assert see.planned(SimpleNamespace(batch_to_run=batch)) is batch
+    assert see.planned(batch) is batch
+    assert see.planned(SimpleNamespace(batch_to_run=None)) is None
+    lengths = see.lengths(batch)
+    assert lengths is not None
+    assert lengths[0] == 2
+    # Of a batch that decodes they are those of some time before.
+    assert see.lengths(SimpleNamespace(extend_lens=[3, 5], extend_num_tokens=0)) is None
+
+
+def test_polls_are_recorded_where_what_was_agreed_on_has_changed() -> None:
+    transfers = Seen().see.transfers
+    assert [transfers.has_changed("stage", polls) for polls in ([1, 1], [1, 1], [1, 2], [2], [1, 2])] == [
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert not transfers.has_changed("stage", [])
+
+
+def test_of_a_poll_the_first_flags_are_this_ranks_own() -> None:
+    see = Seen().see
+    for own, reduced in (([1, 2], [1, 1]), ([3], [2])):
+        see.transfers.begin_polls()
+        # Along one axis, and then along the other.
+        see.meet_flags(own, None, "ReduceOp.MIN")
+        see.meet_flags(reduced, None, "ReduceOp.MIN")
+        assert see.transfers.own_polls == own
+
+
+def test_a_queue_gives_requests_or_those_and_what_failed() -> None:
+    transfers = Seen().see.transfers
+    one, held = SimpleNamespace(rid="a"), SimpleNamespace(req=SimpleNamespace(rid="a"))
+    assert transfers.moved([one], 0) == transfers.moved(([held], []), 0)
+    assert (transfers.moved([], 0), transfers.moved([one], 1)) == ([0, ""], [0, ""])
+    assert transfers.moved(([], [held]), 1)[0] == 1
+    assert [transfers.has_moved(result) for result in ([], ([], []), ([], [held]), [one])] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert transfers.ring(["b", "a"], 0) == transfers.ring([["a", "b"], []], 0)
+
+
+def test_ranks_that_share_a_context_are_not_compared_by_what_only_some_are_told() -> None:
+    assert Seen().see.transfers.without_cp(32) == 32
+    shared = Seen(place_of(0, {"cp": (0, 1)}, (0, 1), 2))
+    assert shared.see.transfers.without_cp(32) is None
+
+
+def test_stages_hand_polls_on_with_their_digest() -> None:
+    seen = Seen(place_of(2, {"tp": (2, 3), "pp": (0, 2, 4)}, range(6), 6))
+    seen.see.enter_polls(1, 3)
+    seen.see.leave_polls(1, 3, [2, 1])
+    found = [(one["op"], one["phase"], one["purpose"], one["peer"]) for one in seen.records()]
+    assert found == [
+        ("recv", "enter", "polls", 0),
+        ("recv", "leave", "polls", 0),
+        ("send", "enter", "polls", 4),
+        ("send", "leave", "polls", 4),
+    ]
+    assert len({one["value"] for one in seen.records() if one["value"] is not None}) == 1

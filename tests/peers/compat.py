@@ -18,19 +18,25 @@ from functools import cache
 from pathlib import Path
 
 from consensus_checker.sglang_hooks import Point
+from consensus_checker.sglang_paths import EXTRA, FORMER, FORMER_CACHE, UNIFIED
 from consensus_checker.sglang_points import POINTS, THREADS
 from tests.peers.pages import kept
 
 VERSIONS = ("0.5.12", "0.5.16", "0.5.18", "0.5.20", "0.5.22", "0.5.23")
 CHECKER = "sglang/srt/utils/rank_consensus_checker.py"
 LOADER = "sglang/srt/plugins/__init__.py"
+# Where the points are.
+PACKAGES = ("mem_cache", "managers", "disaggregation", "speculative")
+# What makes a server's cache, in one version or another.
+MAKERS = ("sglang/srt/managers/scheduler.py", "sglang/srt/mem_cache/registry.py")
+CACHES = {UNIFIED: "UnifiedRadixCache", FORMER: FORMER_CACHE.split(".")[-2]}
 # What `Hooks.install` takes from its class as it is inherited.
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one version has.
+    """What one version has of some points.
 
     Attributes:
         lacking: points whose function is not there.
@@ -45,9 +51,10 @@ class Found:
     changed: tuple[str, ...] = ()
     renamed: tuple[str, ...] = ()
     blind: tuple[str, ...] = ()
-    threads: int = 0
-    has_checker: bool = False
-    has_loader: bool = False
+
+    @property
+    def count(self) -> int:
+        return len(self.present) + len(self.lacking)
 
     @property
     def working(self) -> int:
@@ -75,17 +82,32 @@ class Wheel:
         body = tree.body if tree is not None else []
         return next((one for one in body if isinstance(one, ast.ClassDef) and one.name == name), None)
 
+    def makes(self, cache: str) -> bool:
+        """Whether a server of this version can have such a cache."""
+        texts = (self._zip.read(name).decode() for name in MAKERS if name in self._names)
+        return any(f"{cache}(" in text for text in texts)
+
     def function(self, module: str, owner: str, name: str) -> Function | None:
-        """As the class has it, itself or from a class of the same module."""
+        """As the class has it, itself or from the classes below it; or as a module has it."""
         found = self.owner(module, owner)
         if found is None:
-            return None
+            tree = self.tree(f"{module}.{owner}")
+            body = tree.body if tree is not None else []
+            return next((one for one in body if isinstance(one, Function) and one.name == name), None)
         for part in found.body:
             if isinstance(part, Function) and part.name == name:
                 return part
         bases = [base.id for base in found.bases if isinstance(base, ast.Name) and base.id != owner]
-        inherited = (self.function(module, base, name) for base in bases)
+        inherited = (self.function(self._home(module, base), base, name) for base in bases)
         return next((one for one in inherited if one is not None), None)
+
+    def _home(self, module: str, name: str) -> str:
+        """Where a class comes from that a module has under that name."""
+        tree = self.tree(module)
+        for part in tree.body if tree is not None else []:
+            if isinstance(part, ast.ImportFrom) and any(one.name == name for one in part.names):
+                return part.module or module
+        return module
 
     @cache  # noqa: B019
     def attributes(self) -> frozenset[str]:
@@ -93,7 +115,7 @@ class Wheel:
         found: set[str] = set()
         for name in self._names:
             if not name.endswith(".py") or not name.startswith(
-                ("sglang/srt/mem_cache/", "sglang/srt/managers/")
+                tuple(f"sglang/srt/{name}/" for name in PACKAGES)
             ):
                 continue
             for part in ast.walk(ast.parse(self._zip.read(name))):
@@ -108,7 +130,8 @@ class Wheel:
 
 def parameters(function: Function) -> frozenset[str]:
     own = function.args
-    return frozenset(one.arg for one in (*own.posonlyargs, *own.args, *own.kwonlyargs))
+    others = [one for one in (own.vararg, own.kwarg) if one is not None]
+    return frozenset(one.arg for one in (*own.posonlyargs, *own.args, *own.kwonlyargs, *others))
 
 
 def attributes_read(point: Point) -> frozenset[str]:
@@ -119,16 +142,15 @@ def attributes_read(point: Point) -> frozenset[str]:
     return frozenset(
         part.attr
         for part in parts
-        if isinstance(part, ast.Attribute)
-        and not (isinstance(part.value, ast.Name) and part.value.id == "_see")
+        if isinstance(part, ast.Attribute) and not ast.unparse(part).startswith("_see.")
     )
 
 
 # Of the standard library's own objects.
-FOREIGN = frozenset({"qsize"})
+FOREIGN = frozenset({"qsize", "get", "numel"})
 
 
-def found_in(wheel: Wheel, version: str, points: Sequence[Point] = POINTS) -> Found:
+def found_in(wheel: Wheel, version: str, points: Sequence[Point]) -> Found:
     present, lacking, changed, renamed, blind = [], [], [], [], []
     for point in points:
         function = wheel.function(point.module, point.owner, point.name)
@@ -143,18 +165,12 @@ def found_in(wheel: Wheel, version: str, points: Sequence[Point] = POINTS) -> Fo
             renamed.append(point.name)
         if fitted is not None and not attributes_read(fitted) <= wheel.attributes() | FOREIGN:
             blind.append(point.name)
-    threads = sum(wheel.function(*one.path.rsplit(".", 2)) is not None for one in THREADS)
-    return Found(
-        version,
-        tuple(present),
-        tuple(lacking),
-        tuple(changed),
-        tuple(renamed),
-        tuple(blind),
-        threads,
-        wheel.has(CHECKER),
-        wheel.has(LOADER),
-    )
+    return Found(version, tuple(present), tuple(lacking), tuple(changed), tuple(renamed), tuple(blind))
+
+
+def of(part: str) -> tuple[Point, ...]:
+    """Points that each server with such a cache must have."""
+    return tuple(point for point in POINTS if point.part in ("", part))
 
 
 def wheel_of(version: str) -> Path:
@@ -177,41 +193,49 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names) or "-"
 
 
+def _said(found: Found) -> str:
+    return f"{len(found.present)} of {found.count}, {100 * found.working // found.count} %"
+
+
 def main(arguments: Sequence[str]) -> int:
-    rows, all_found = [], []
+    rows, lines = [], []
     for version in arguments or VERSIONS:
-        found = found_in(Wheel(wheel_of(version)), version)
-        all_found.append(found)
-        share = 100 * found.working // len(POINTS)
+        wheel = Wheel(wheel_of(version))
+        made = [part for part, name in CACHES.items() if wheel.makes(name)]
+        caches = {part: found_in(wheel, version, of(part)) for part in made}
+        others = found_in(wheel, version, [point for point in POINTS if point.part in EXTRA])
+        threads = sum(wheel.function(*one.path.rsplit(".", 2)) is not None for one in THREADS)
+        every = [*caches.values(), others]
         row = [
             version,
-            "yes" if found.has_loader else "no",
-            "yes" if found.has_checker else "no",
-            f"{len(found.present)} of {len(POINTS)}",
-            f"{found.threads} of {len(THREADS)}",
-            *(_listed(names) for names in (found.renamed, found.changed, found.blind)),
-            f"{share} %",
+            "yes" if wheel.has(LOADER) else "no",
+            "yes" if wheel.has(CHECKER) else "no",
+            *(_said(caches[part]) if part in caches else "makes none" for part in CACHES),
+            _said(others),
+            f"{threads} of {len(THREADS)}",
+            *(
+                _listed(list(dict.fromkeys(name for one in every for name in names(one))))
+                for names in (lambda one: one.renamed, lambda one: one.changed, lambda one: one.blind)
+            ),
         ]
         rows.append(row)
         print(*row, sep=" | ", flush=True)
-        print("   lacks", ", ".join(found.lacking) or "nothing")
-    lacking = [
-        f"- {found.version} lacks {', '.join(f'`{name}`' for name in found.lacking)}."
-        for found in all_found
-        if found.lacking
-    ]
+        for part, found in caches.items():
+            if found.lacking:
+                lines.append(f"- {version} with `{CACHES[part]}` lacks {_listed(found.lacking)}.")
+        if others.lacking:
+            lines.append(f"- {version} lacks, of what few run, {_listed(others.lacking)}.")
+    print("\n".join(lines))
     head = [
         "version",
         "plugin loader",
         "own checker",
-        "functions found",
-        "threads",
-        "parameters differ",
-        "too much so",
+        *(f"`{name}`" for name in CACHES.values()),
+        "other parts",
     ]
-    head += ["attribute gone", "recorded"]
+    head += ["threads", "parameters differ", "too much so", "attribute gone"]
     if not arguments:
-        kept("versions", head, rows, "\n".join(lacking))
+        kept("versions", head, rows, "\n".join(lines))
     return 0
 
 

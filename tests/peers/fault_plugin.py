@@ -182,7 +182,9 @@ def raising_hooks():
     def fail(self, error):
         raised[self.point.path] = raised.get(self.point.path, 0) + 1
         if sum(raised.values()) % 1000 == 0:
-            print(f"TEST {len(raised)} hooks have raised {sum(raised.values())} times", flush=True)
+            often = sum(times >= 1000 for times in raised.values())
+            text = f"TEST {len(raised)} hooks have raised {sum(raised.values())} times"
+            print(f"{text}, {often} of them 1000 times", flush=True)
 
     sglang_hooks.Hook.fail = fail
     # Half of them before the call, half behind it.

@@ -15,6 +15,8 @@ from tracer.log import find_logs
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not has_rig(), reason=LACKING)]
 
 STEPS = 150
+# Of the functions that are called once a step each is called so often.
+RAISING_STEPS = 1050
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +65,19 @@ def test_a_stage_that_goes_by_another_count_than_it_was_sent_is_named_by_its_own
 
 
 def test_hooks_that_raise_at_every_call_change_nothing_of_the_run(site: Path, tmp_path: Path) -> None:
-    setting = ("tp2", "wait_complete", "write_through", "rust", "L3")
+    # Without a store what happens depends on no thread's pace.
+    raising = options(("tp2", "wait_complete", "write_through", "rust", "no L3"), RAISING_STEPS)
+    raising += ["--limit", "190"]
     ran = run(
         with_faults(site),
         tmp_path / "run",
-        options(setting, STEPS),
+        raising,
         environment={"TEST_FAULT": "raising_hooks", "TEST_FAULT_AT": "0", "TEST_FAULT_RANK": "0"},
     )
     assert ran.is_healthy, ran.report
     logs = "".join(path.read_text(errors="replace") for path in (tmp_path / "run").glob("rank*.log"))
-    told = re.findall(r"TEST (\d+) hooks have raised (\d+) times", logs)
-    assert max(int(times) for _, times in told) >= 1000
-    assert max(int(count) for count, _ in told) >= 30
+    told = re.findall(r"TEST (\d+) hooks have raised (\d+) times, (\d+) of them 1000 times", logs)
+    hooks, times, often = (max(map(int, column)) for column in zip(*told, strict=True))
+    assert (hooks >= 20, times >= 20_000, often >= 8) == (True, True, True), told[-1]
+    alone = run(None, tmp_path / "alone", raising, trace="")
+    assert alone.outcome == ran.outcome
