@@ -27,6 +27,7 @@ try:
     from cli.commands.query import query
     from cli.commands.replay import replay
     from cli.commands.run import run
+    from cli.commands.snapshot import snapshot
     from cli.commands.watch import watch
     from cli.commands.zoo import app as zoo
     from cli.errors import INTERRUPTED, OK, USAGE, report, tell
@@ -53,6 +54,7 @@ app.command(short_help="Many schedules of one run, to find one that breaks it.")
 app.command(short_help="The logs for Perfetto, OpenTelemetry, Parquet and others.")(export)
 app.command(short_help="What many hosts have left of a job, as one bundle.")(collect)
 app.command(short_help="What is installed, what is armed, what is lacking.")(doctor)
+app.command(short_help="Evidence of stuck processes, before a restart.")(snapshot)
 app.add_typer(zoo, name="zoo", short_help="Scenarios of ranks that come apart.")
 
 

@@ -45,6 +45,7 @@ from hicache.transport.drive import DriveLoop, End, Watch
 from hicache.transport.gloo import GlooWorld
 from hicache.transport.meetings import LaneTransport, LostPeerError, Seat
 from tracer.record import Outcome
+from tracer.snapshot.armed import arm
 from tracer.tracer import Tracer
 
 USAGE, UNREADABLE = 2, 3
@@ -136,8 +137,11 @@ class _Worker:
         limits = TraceLimits(**json.loads(options.trace_limits))
         logs = Logs(plan, self._out, options.trace, limits=limits, is_real=True, warn=self._reports.warn)
         job = self._job(world, logs)
+        armed = arm(self._out, world.rank) if options.trace != "off" else None
         with switching_often():
             self._loop.run(on_switch=lambda: self._reports.progress(job))
+        if armed is not None:
+            armed.disarm()
         ending = self._end(job, world)
         logs.settle()
         self._reports.say("ending", asdict(ending))

@@ -5,7 +5,8 @@ over in place, and a busy process adds one now and then, so that an hour of it i
 
     beat 1  scheduler 4,711  io 17  |  beat 11  scheduler 9,802  io 17  |  beat 12, written over each second
 
-It also hears when somebody asks to keep what a ring still has: by a file `freeze` in the folder of the logs.
+It also hears when somebody asks to keep what a ring still has, or how the process stands: by a file `freeze`,
+or `snapshot`, in the folder of the logs.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import msgspec
 from tracer.freeze import REQUEST_NAME, freeze
 from tracer.record import FREEZE, HEARTBEAT, Outcome
 from tracer.sinks import Position, Sink
+from tracer.snapshot.armed import Answers
 from tracer.tracer import Tracer
 
 PERIOD_S = 1.0
@@ -77,6 +79,7 @@ class Heart:
         self._at_count = self._at_seq = self._width = 0
         # Of the request that was carried out last.
         self._request_ns = 0
+        self._answers = Answers(folder, rank)
         self._stop = Event()
         self._pid = os.getpid()
         self._thread = Thread(target=self._work, name=f"hicache heart {rank}", daemon=True)
@@ -105,6 +108,7 @@ class Heart:
             try:
                 self.beat()
                 self.look_for_request()
+                self._answers.look()
             except Exception:
                 # A heart that fails stops; the run goes on.
                 return

@@ -185,15 +185,22 @@ class _Case:
         )
 
     def all_joined(self, stands: Sequence[Stand]) -> Claim:
+        """Whoever left no dump is in no group of gloo's, which has no members: all that told is not all."""
         first = stands[0]
+        is_whole = all(stand.group.group.members is not None for stand in stands)
+        who = "all" if is_whole else "all that left a dump"
+        silent = Alternative(
+            "a member that left no dump did not join: the dumps do not say who is a member", RULE
+        )
         return self._claim(
             ALL_JOINED,
             13,
-            f"all have joined {first.call}, and it does not end{self._more(stands)}",
-            "medium",
+            f"{who} have joined {first.call}, and it does not end{self._more(stands)}",
+            "medium" if is_whole else "low",
             stands=stands,
             basis=[self._counts(stand) for stand in stands[:NAMED_MAX]],
             alternatives=(
+                *([] if is_whole else [silent]),
                 Alternative("members came with different calls, which these dumps don't show", "fr_mismatch"),
             ),
         )

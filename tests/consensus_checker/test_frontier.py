@@ -343,6 +343,20 @@ def test_all_that_joined_and_do_not_end_is_no_ranks_fault() -> None:
     """)
     (claim,) = find(dumps)
     assert (claim.finding.rule, claim.finding.code, claim.finding.culprit) == ("fr_all_joined", 13, ())
+    assert claim.finding.level == "medium"
+
+
+def test_where_no_dump_says_who_the_members_are_all_that_told_may_not_be_all() -> None:
+    text = """
+        0  tp: 42 43~
+        1  tp: 42 43~
+    """
+    (claim,) = find(dossier(text.rstrip() + text, members={"tp": []}, backend="gloo"))
+    assert (claim.finding.code, claim.finding.level) == (13, "low")
+    assert (
+        claim.finding.summary == "all that left a dump have joined all_reduce #43 of tp, and it does not end"
+    )
+    assert [one.rule for one in claim.finding.alternatives] == ["fr_not_joined", "fr_mismatch"]
 
 
 def test_a_device_that_has_not_done_what_others_have_done_is_behind() -> None:
