@@ -19,8 +19,10 @@ try:
     from cli.commands.check import check
     from cli.commands.collect import collect
     from cli.commands.demo import demo
+    from cli.commands.diagnose import diagnose
     from cli.commands.diff_tree import diff_tree
     from cli.commands.doctor import doctor
+    from cli.commands.explain import explain
     from cli.commands.explore import explore
     from cli.commands.export import export
     from cli.commands.hits import hits
@@ -45,16 +47,18 @@ app = typer.Typer(
 app.command(short_help="A bug from production, its verdict and its twin, in one go.")(demo)
 app.command(cls=GroupedCommand, short_help="Run the runtime, simulated or in real processes.")(run)
 app.command(short_help="Which rank took the wrong turn, where and why.")(check)
+app.command(short_help="Any evidence of a job in, one verdict out.")(diagnose)
+app.command(short_help="What a rule or a class of bugs means.")(explain)
 app.command(short_help="The same while the run goes on, and who is silent.")(watch)
+app.command(short_help="Evidence of stuck processes, before a restart.")(snapshot)
+app.command(short_help="What many hosts have left of a job, as one bundle.")(collect)
 app.command(short_help="Which tier served the prompts, and why not more.")(hits)
 app.command(short_help="Ask the logs in SQL.")(query)
 app.command(short_help="Transfer queues step by step; other agreements.")(replay)
 app.command("diff-tree", short_help="Two ranks' trees at a step, side by side.")(diff_tree)
 app.command(short_help="Many schedules of one run, to find one that breaks it.")(explore)
 app.command(short_help="The logs for Perfetto, OpenTelemetry, Parquet and others.")(export)
-app.command(short_help="What many hosts have left of a job, as one bundle.")(collect)
 app.command(short_help="What is installed, what is armed, what is lacking.")(doctor)
-app.command(short_help="Evidence of stuck processes, before a restart.")(snapshot)
 app.add_typer(zoo, name="zoo", short_help="Scenarios of ranks that come apart.")
 
 

@@ -13,6 +13,7 @@ from tracer.record import MAIN_LANE
 
 CRASHED = "crashed"
 DEAD = "dead"
+ALIVE, HELD = "it still runs, and can't be reached", ": it is stopped, or something holds its interpreter"
 
 
 def dead(history: History, stall: Stall) -> Finding | None:
@@ -39,13 +40,23 @@ def dead(history: History, stall: Stall) -> Finding | None:
     step = last_step(stall, first or gone)
     log = "its log" if len(first or gone) == 1 else "their logs"
     who = f"{ranks_text(first or gone)} ended in step {step}"
+    # Nobody closed a log, but the others are known to have gone on.
+    is_told = any(lane.told for lane in history.lanes)
+    summary = f"{who} without closing {log}; every other rank closed its own"
+    if is_told:
+        summary = (
+            f"{ranks_text(first or gone)} said nothing more in step {step}; every other rank still lived"
+        )
     return Finding(
         "dead",
         14,
         DEAD,
-        f"{who} without closing {log}; every other rank closed its own",
-        "undetermined" if not first else "high" if waits else "medium",
-        ("unwritten room at the end of the log", *(("the others wait for it",) if waits else ())),
+        summary,
+        "undetermined" if not first else "high" if waits and not is_told else "medium",
+        (
+            "its heart was the first to stop" if is_told else "unwritten room at the end of the log",
+            *(("the others wait for it",) if waits else ()),
+        ),
         culprit=first,
         victims=victims,
         unknown=rest,
@@ -67,7 +78,7 @@ def dead(history: History, stall: Stall) -> Finding | None:
                 "victim",
             ),
         ),
-        alternatives=(Alternative("it still runs, and can't be reached", DEAD),),
+        alternatives=(Alternative(ALIVE + (HELD if is_told else ""), DEAD),),
     )
 
 

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from consensus_checker.history import Lane, Scope
 from tracer.checkpoints import Place
 
+# Checkpoints in the middle of idle steps that are passed over.
+UNSETTLED_MAX = 64
+
 
 def furthest(lanes: Sequence[Lane], scope: Scope, index: int) -> list[Place] | None:
     """Behind which checkpoint of each lane to read on at `index`, since all are equal up to there.
@@ -47,6 +50,10 @@ def furthest(lanes: Sequence[Lane], scope: Scope, index: int) -> list[Place] | N
         return True
 
     best = own.last_of(is_equal, known[number])
-    if best is None or best.records(chains) <= index:
-        return None
-    return found
+    for _ in range(UNSETTLED_MAX):
+        if best is None or best.records(chains) <= index or not is_equal(best):
+            return None
+        if all(one.settled(place) for one, place in zip(series, found, strict=True)):
+            return found
+        best = own.before(best)
+    return None

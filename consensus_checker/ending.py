@@ -51,7 +51,7 @@ def with_consequence(history: History, found: Divergence, stall: Stall) -> Findi
         _seconds_later(found, wait),
     )
     ruled_out = [("process death", f"all {len(history.ranks)} ranks closed their logs")]
-    if history.world_size > len(history.ranks) or any(lane.outcome is None for lane in history.lanes):
+    if history.world_size > len(history.ranks) or not all(lane.is_closed for lane in history.lanes):
         ruled_out = []
     if stall.completed_everywhere(wait):
         before = f"#{wait.group_seq - 1} of {wait.group} completed on every member"

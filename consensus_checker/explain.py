@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
-from consensus_checker.finding import Finding, FirstDivergence, Trigger
+from consensus_checker.finding import STEP_UNKNOWN, Finding, FirstDivergence, Trigger
 from consensus_checker.history import History
 from consensus_checker.words import call_text, ranks_text, value_text
 
@@ -50,6 +50,9 @@ def after(finding: Finding) -> str:
         return "The run did not complete; no rank is inside a recorded collective."
     if victim is None:
         return "Nothing else is seen of it in these logs."
+    if victim.step == STEP_UNKNOWN:
+        did = "waits" if len(victim.ranks) == 1 else "wait"
+        return f"{ranks_text(victim.ranks)} {did}: {victim.where}."
     if finding.first_divergence is None:
         return f"{ranks_text(victim.ranks)}: {victim.where}, step {victim.step}."
     verb = "waits" if len(victim.ranks) == 1 else "wait"

@@ -23,6 +23,8 @@ VerdictKind = Literal[
     "nothing_compared",
     "incomplete",
 ]
+# Where a victim stands, as evidence without steps says it.
+STEP_UNKNOWN = -1
 DivergenceKind = Literal["value", "missing", "extra", "order", "collective"]
 Level = Literal["high", "medium", "low", "undetermined"]
 
@@ -117,6 +119,7 @@ class Victim:
     """Where it showed.
 
     Attributes:
+        step: of the first of them; -1 where other evidence than our logs tells it.
         calls_later: lockstep records on a victim since the divergence.
         seconds_later: the same distance by that victim's own clock; None where its log has no time.
     """

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from consensus_checker import headers
-from consensus_checker.steps import LATEST, OWN, Gaps, Plan, in_full
+from consensus_checker.steps import EVERY_STEP, LATEST, OWN, Gaps, Plan, in_full
 from tracer.checkpoints import Axes, Checkpoints, Place
 from tracer.log import LaneLog
 from tracer.record import ENDED, HEART_LANE, IDLE, LANE_STATE, MAIN_LANE, Kind, Record
@@ -115,6 +115,7 @@ class Lane:
         gaps: steps that are not there in full.
         plan: how they are read, once all lanes are known.
         checkpoints: where a reading of the lane may begin, if it need not begin at its first record.
+        told: how it ended as somebody else knows, where its own log does not say.
     """
 
     def __init__(self, source: Source) -> None:
@@ -128,6 +129,7 @@ class Lane:
         self._facts = Facts()
         self.plan: Plan | None = None
         self.checkpoints: Checkpoints | None = None
+        self.told: str | None = None
         # Reading begins behind `_start`; what must be known of its end stands behind `_tail`.
         self._start: Place | None = None
         self._tail: Place | None = None
@@ -158,7 +160,8 @@ class Lane:
             return in_full(self._behind(None), self.plan, self.source.kinds)
         # The step that idle ones are like may stand in front of the checkpoint.
         seq = self._start.seq
-        found = in_full(self._behind(self.checkpoints.before(self._start.at)), self.plan, self.source.kinds)
+        before = self.checkpoints.before(self._start.at)
+        found = in_full(self._behind(before), self.plan, self.source.kinds, is_from_inside=before is not None)
         return dropwhile(lambda record: record.get("seq", LATEST) <= seq, found)
 
     def _behind(self, place: Place | None) -> Iterator[Record]:
@@ -201,6 +204,7 @@ class Lane:
         facts.outcome, facts.dropped = None, ()
         if self.plan is None:
             facts.gaps = gaps
+        if self.plan is None or facts.last_step < 0:
             facts.last_step = last.get("step", -1)
         facts.notes = tuple(notes)
         facts.state = last if last.get("kind") == LANE_STATE else None
@@ -248,7 +252,13 @@ class Lane:
     @property
     def ending(self) -> Lane:
         """The same lane, of which only so much is read as says how it ended."""
-        return self if self._tail is None else self.behind(self._tail)
+        if self._tail is None:
+            return self
+        part = self.behind(self._tail)
+        if part.plan is EVERY_STEP:
+            # At its end nothing is compared; an idle server's hours are not written out.
+            part.plan = None
+        return part
 
     def from_further_back(self, count: int) -> Lane:
         """The same lane, read from `count` checkpoints further back on; all of it, if there are fewer."""
@@ -292,12 +302,17 @@ class Lane:
     @property
     def cut_step(self) -> int | None:
         """Its last step, where nobody knows what came behind it."""
-        return self._facts.last_step if self.outcome is None else None
+        return None if self.is_closed else self._facts.last_step
 
     @property
     def outcome(self) -> str | None:
         """What the trailer says (`completed`, `hung`, `crashed`, `stopped`); None when the lane was cut."""
-        return self._read().outcome
+        return self._read().outcome or self.told
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether its writer has closed it."""
+        return self._read().outcome is not None
 
     @property
     def dropped(self) -> tuple[str, ...]:
@@ -323,7 +338,7 @@ class Lane:
     @property
     def is_unsealed(self) -> bool:
         """Whether nobody has closed its last file: its process died, or still runs."""
-        return self.outcome is None and self._read().is_unsealed
+        return not self.is_closed and self._read().is_unsealed
 
     def begin(self, fields: Mapping[str, tuple[str, ...]]) -> int | None:
         """Records of the kinds in `fields` before the first one that is read; None: unknown.

@@ -9,9 +9,10 @@ The checker knows no runtime: whoever calls it and has one passes the function i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tracer.log import LaneLog
 from tracer.record import Record
 
 
@@ -32,6 +33,8 @@ class Question:
 
 # Rank -> whether what it wrote follows from its own inputs. A rank that is not in the answer can't be judged.
 Reenact = Callable[[Question], Mapping[int, bool]]
+# The logs of one run -> somebody who can take its decisions again.
+Reenacting = Callable[[Sequence[LaneLog]], Reenact]
 
 
 @dataclass(frozen=True, slots=True)

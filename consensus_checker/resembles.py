@@ -8,8 +8,26 @@ from consensus_checker.context import Stand
 from consensus_checker.finding import DivergenceKind, Trigger
 from consensus_checker.history import History
 
-# class -> what it is about, in the words in which a screen names it.
-CLASSES = {"HC01": "skipped collective", "HC02": "free space"}
+# class -> what it is about, in the words in which a screen names it; each has its page in `rule_pages`.
+CLASSES = {
+    "HC01": "skipped collective",
+    "HC02": "free space",
+    "HC03": "loop of rank-local length",
+    "HC04": "acks consumed in other numbers",
+    "HC05": "ready flag polled locally",
+    "HC06": "abort seen at different steps",
+    "HC07": "agreement on the wrong group",
+    "HC08": "shards answer differently",
+    "HC09": "slot reused in flight",
+    "HC10": "streams without order",
+    "HC11": "companion state missing",
+    "HC12": "lock or budget not given back",
+    "HC13": "visible before complete",
+    "HC14": "promised length not kept",
+    "HC15": "weak key",
+    "HC16": "hole, or reads gated silently",
+    "HC17": "starvation",
+}
 
 
 def resembles(

@@ -19,10 +19,12 @@ from itertools import pairwise
 
 from consensus_checker.history import History, Scope
 from consensus_checker.stall import Stall, find_stall
+from consensus_checker.steps import EVERY_STEP
 from consensus_checker.verdict import Reading
 from tracer.blocks import all_blocks_are_sound
 from tracer.checkpoints import Checkpoints
 from tracer.log import LaneLog
+from tracer.record import IDLE_STEPS, MAIN_LANE
 
 # Logs smaller than this in all are read in full.
 BYTES_MIN = 64 << 20
@@ -45,18 +47,29 @@ def arm(history: History, *, bytes_min: int = BYTES_MIN, is_verified: bool = Fal
     if is_verified and not all_blocks_are_sound(path for _, log in logs for path in log.files):
         return "lines"
     armed = []
+    is_written_out = False
     for lane, log in logs:
         checkpoints = Checkpoints(log)
         checkpoints.end = max(0, checkpoints.bytes - TAIL_BYTES)
         tail = checkpoints.before(checkpoints.end)
         if tail is not None and tail.notes:
-            # Behind the first of what must be seen every line is read.
-            tail = checkpoints.last_of(lambda place: not place.notes)
+            if log.last_dropped_seq and set(tail.notes) <= {IDLE_STEPS.name}:
+                # What a ring has kept is looked at between idle steps, which are all written out.
+                tail = checkpoints.settled(tail)
+                is_written_out = True
+            else:
+                # Behind the first of what must be seen every line is read.
+                tail = checkpoints.last_of(lambda place: not place.notes)
         if tail is not None:
             checkpoints.end = tail.at + 1
             lane.skip(checkpoints, tail)
             armed.append(lane)
-    if armed and _is_plain(history):
+    mains = [lane for lane in history.lanes if lane.name == MAIN_LANE] if is_written_out else []
+    # Steps can only be written out where every rank's are.
+    is_whole = all(lane in armed for lane in mains)
+    if armed and is_whole and _is_plain(history):
+        for lane in mains:
+            lane.plan = EVERY_STEP
         return "checksums" if is_verified else "checkpoints"
     for lane in armed:
         lane.skip(None, None)
@@ -66,14 +79,14 @@ def arm(history: History, *, bytes_min: int = BYTES_MIN, is_verified: bool = Fal
 def _is_comparable(history: History) -> bool:
     """Whether digests are over what is compared: one rule for all ranks, and every decision in some scope.
 
-    They know more than a ring has kept, and nobody is to be told that.
+    Where a ring has dropped records its header must say how many: checkpoints count from the first one on.
     """
     first = {lane.name: lane for lane in reversed(history.lanes)}
     for lane in history.lanes:
         other = first[lane.name]
         if lane.source.kinds != other.source.kinds or lane.header.get("chain") != other.header.get("chain"):
             return False
-        if lane.source.last_dropped_seq or lane.header.get("version", []) < COUNTED_SINCE:
+        if lane.source.counts_before is None or lane.header.get("version", []) < COUNTED_SINCE:
             return False
     compared = {name for scope in history.scopes for name in scope.fields}
     decisions = {kind.name for kind in history.kinds.values() if kind.role == "decision"}

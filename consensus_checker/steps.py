@@ -128,10 +128,20 @@ def _merged(runs: Iterable[Interval]) -> list[Interval]:
     return found
 
 
-def in_full(records: Iterable[Record], plan: Plan, kinds: Mapping[str, Kind]) -> Iterator[Record]:
+# Where no idle step of any lane is known to be so on all: every one is written out.
+EVERY_STEP = Plan((), ())
+
+
+def in_full(
+    records: Iterable[Record], plan: Plan, kinds: Mapping[str, Kind], *, is_from_inside: bool = False
+) -> Iterator[Record]:
     """The records of one lane as `plan` has them read. Those that are written out have their counter's `seq`.
 
     It is torn where an idle record can't be believed, or stands for too much.
+
+    Args:
+        is_from_inside: the first records are those of a step that is not there from its beginning; idle steps
+            that come before any other can't be written out then, and are left out.
     """
     current: list[Record] = []
     step = reached = -1
@@ -144,7 +154,7 @@ def in_full(records: Iterable[Record], plan: Plan, kinds: Mapping[str, Kind]) ->
             is_read = plan.is_read(step)
         if record["kind"] == IDLE_STEPS.name:
             count = _idle_count(record)
-            if count == 0:
+            if count == 0 or (is_from_inside and step < 0):
                 continue
             first = record["step"] - (count or 0) + 1
             if count is None or first <= reached or not _fits(record, current, kinds):

@@ -13,6 +13,9 @@ SCHEMA = "hicache.verdict.v1"
 # Rule of a verdict in which no rule fired: it speaks of how much was compared.
 COVERAGE = "coverage"
 
+# What a file may say of a rank, as `Sources.ranks` names it.
+EVIDENCE = ("logs", "divergence lines", "dumps", "stacks", "lines", "statuses", "polls")
+
 Reading = Literal["lines", "checkpoints", "checksums"]
 
 # The exit code of a command is the verdict.
@@ -37,6 +40,49 @@ EXIT_CODES = {
 
 
 @dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file of somebody else's, and what became of it; nobody knows it where `format` is None."""
+
+    name: str
+    format: str | None
+    records: int
+    unparsed: int
+    refused: str | None
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "format": self.format,
+            "records": self.records,
+            "unparsed": self.unparsed,
+            "refused": self.refused,
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What `diagnose` has read beside logs of ours.
+
+    Attributes:
+        ranks: kind of evidence -> ranks that it covers.
+        notes: what of the places was left out.
+    """
+
+    files: tuple[SourceFile, ...]
+    ranks: Mapping[str, tuple[int, ...]]
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "files": [file.to_json() for file in self.files],
+            "ranks": {kind: list(self.ranks[kind]) for kind in EVIDENCE if kind in self.ranks},
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Coverage:
     """What was looked at, without which a verdict means nothing.
 
@@ -57,6 +103,7 @@ class Coverage:
             the loop's time; such steps are compared on no rank.
         read: `lines` where all of them were read; `checkpoints` where of a large run only what those left
             open was; `checksums` where besides every block of lines was held against its checksum.
+        sources: what else was read; None where that was not asked for.
     """
 
     ranks_expected: int
@@ -72,6 +119,7 @@ class Coverage:
     compared_from: Mapping[str, int] = field(default_factory=dict)
     throttled: Mapping[int, int] = field(default_factory=dict)
     read: Reading = "lines"
+    sources: Sources | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -88,18 +136,24 @@ class Coverage:
             "compared_from": dict(self.compared_from),
             "throttled": by_rank(dict(self.throttled)),
             "read": self.read,
+            **({"sources": self.sources.to_json()} if self.sources is not None else {}),
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The earliest finding in causal order, what was covered, the other findings, what to do next."""
+    """The earliest finding in causal order, what was covered, the other findings, what to do next.
+
+    Attributes:
+        next: command, and why.
+        advice: what to do that is no command of ours, such as a restart, and why.
+    """
 
     finding: Finding
     coverage: Coverage
     findings: tuple[Finding, ...] = ()
-    # command, why
     next: tuple[tuple[str, str], ...] = ()
+    advice: tuple[tuple[str, str], ...] = ()
 
     @property
     def code(self) -> int:
@@ -117,6 +171,7 @@ class Verdict:
             "coverage": self.coverage.to_json(),
             "findings": [finding.to_json() for finding in self.findings],
             "next": [{"command": command, "why": why} for command, why in self.next],
+            **({"advice": [{"do": what, "why": why} for what, why in self.advice]} if self.advice else {}),
         }
 
     def to_text(self) -> str:

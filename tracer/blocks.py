@@ -16,6 +16,7 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -23,6 +24,7 @@ from pathlib import Path
 import msgspec
 
 from tracer.pack import PACKED, DamagedError, unpacked
+from tracer.positions import UnsearchableError, read_at, table
 from tracer.sinks import allow_open_files
 
 # Large enough that a block's fixed costs vanish, small enough that its records stay in the cache.
@@ -107,15 +109,14 @@ def pieces(path: Path, *, is_blocked: bool = True, start: int = 0) -> Iterator[P
 
     Args:
         is_blocked: its writer wrote block lines; without them nothing has to be kept back to be checked.
-        start: byte at which a block begins, in a file that is not compressed.
+        start: byte of what was written at which a block begins.
     """
     kept_max = LINE_BYTES_MAX + 2 * BLOCK_BYTES if is_blocked else BLOCK_BYTES
     rest = bytearray()
     damage = ""
     searched = 0
     with opened(path) as file:
-        file.seek(start)
-        for chunk in _chunks(file):
+        for chunk in _chunks(file, start):
             if isinstance(chunk, DamagedError):
                 damage = damage or str(chunk)
                 continue
@@ -138,32 +139,55 @@ def pieces(path: Path, *, is_blocked: bool = True, start: int = 0) -> Iterator[P
 
 
 def block_start(path: Path, end: int) -> int:
-    """Where the block begins that byte `end` of an uncompressed file is in."""
-    with opened(path) as file:
-        while True:
-            # Most blocks are no longer; the line that ends the one before stands in front of them.
-            start = max(0, end - 2 * BLOCK_BYTES)
-            data = os.pread(file.fileno(), end - start, start)
-            at = data.rfind(_BEGIN)
-            if at >= 0 and (line := data.find(b"\n", at + 1)) >= 0:
-                return start + line + 1
-            if not start:
-                return 0
-            end = start + len(_BEGIN)
+    """Where the block begins that byte `end` of what was written is in; 0 where nobody can say."""
+    while True:
+        # Most blocks are no longer; the line that ends the one before stands in front of them.
+        start = max(0, end - 2 * BLOCK_BYTES)
+        try:
+            data = read_at(path, end - start, start)
+        except UnsearchableError:
+            return 0
+        at = data.rfind(_BEGIN)
+        if at >= 0 and (line := data.find(b"\n", at + 1)) >= 0:
+            return start + line + 1
+        if not start:
+            return 0
+        end = start + len(_BEGIN)
 
 
-def _chunks(file: FileIO) -> Iterator[bytes | DamagedError]:
-    is_start = not file.tell()
-    start = file.read(BLOCK_BYTES)
+def _chunks(file: FileIO, start: int = 0) -> Iterator[bytes | DamagedError]:
+    """What was written, from byte `start` on."""
+    data = file.read(BLOCK_BYTES)
     # Even where the very first bytes are spoilt a name tells; what is compressed never begins like a line.
-    is_named = str(file.name).endswith(PACKED) and not start.startswith(b"{")
-    if is_start and (start[: len(GZIP)] == GZIP or is_named):
-        file.seek(0)
-        yield from unpacked(file)
+    is_named = str(file.name).endswith(PACKED) and not data.startswith(b"{")
+    if data[: len(GZIP)] == GZIP or is_named:
+        yield from _unpacked(file, start)
         return
-    while start:
-        yield start
-        start = file.read(BLOCK_BYTES)
+    if start:
+        file.seek(start)
+        data = file.read(BLOCK_BYTES)
+    while data:
+        yield data
+        data = file.read(BLOCK_BYTES)
+
+
+def _unpacked(file: FileIO, start: int) -> Iterator[bytes | DamagedError]:
+    skipped = start
+    offset = 0
+    if start:
+        # Who knows a place has found the file to be one that can be searched.
+        with suppress(UnsearchableError):
+            members = table(Path(str(file.name)))
+            number = members.member_with(start)
+            offset, skipped = members.offsets[number], start - members.starts[number]
+    file.seek(offset)
+    for chunk in unpacked(file):
+        if isinstance(chunk, DamagedError) or not skipped:
+            yield chunk
+            continue
+        if len(chunk) > skipped:
+            yield chunk[skipped:]
+        skipped = max(0, skipped - len(chunk))
 
 
 def _checked(data: bytes, line: bytes, damage: str) -> Iterator[Piece]:

@@ -7,7 +7,8 @@ be halved: what lies between two of them is looked through for the next line tha
                                             ^ the next one behind this byte is c4
 
 A place that is found is a line that could be read, no more: whoever reads on from it has its block checked.
-Only files as they were written can be searched; in compressed ones no byte stands for a place.
+Bytes are those that were written. A file that was packed since is given as much room as any has: how much of
+it was used is only known once its members are looked at, and that only where something is looked for.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tracer.chain import LINKS
 from tracer.checkpoint_file import file_name
 from tracer.log import Behind, LaneLog
 from tracer.pack import PACKED
+from tracer.positions import UnsearchableError, read_at, table
 from tracer.record import CHECKPOINT
 
 CHUNK_BYTES = 1 << 17
@@ -34,8 +36,13 @@ CHUNK_BYTES = 1 << 17
 LINE_BYTES_MAX = 1 << 14
 # A file of checkpoints is read whole.
 FILE_BYTES_MAX = 1 << 26
+# Between two checkpoints with so many records some steps were written in full; how far back that is tried.
+SETTLED_RECORDS = 64
+SETTLED_TRIED_MAX = 256
 # A place is looked for from a little before it is thought to be.
 GUESS_BYTES = 1 << 18
+# What a packed file may hold: a segment is never longer.
+PACKED_ROOM = 1 << 23
 # So many records further on are no longer among the next.
 MISSES_RECORDS = 4 * LINKS
 _MARK = b'"kind":"%s"' % CHECKPOINT.name.encode()
@@ -109,7 +116,7 @@ class Checkpoints:
     Attributes:
         bytes: of all files.
         end: only those that begin in front of this byte are found.
-        is_searchable: its files are as they were written; otherwise there is nothing here.
+        is_searchable: a byte of its files stands for a place; otherwise there is nothing here.
         is_listed: they stand in a file of their own, so that nothing is searched; it is believed until
             something in it is wrong.
     """
@@ -119,16 +126,22 @@ class Checkpoints:
         self._paths = lane.files
         self.bytes = 0
         self.is_searchable = True
+        is_packed = False
         for path, segment in zip(lane.files, lane.segments, strict=True):
             self._starts.append(self.bytes)
+            is_last = path == lane.files[-1]
+            is_packed = is_packed or path.suffix == PACKED
             try:
-                self.bytes += path.stat().st_size
-            except OSError:
+                is_room = path.suffix == PACKED and not is_last
+                self.bytes += PACKED_ROOM if is_room else table(path).size
+            except UnsearchableError:
                 self.is_searchable = False
-            if path.suffix == PACKED or not segment.header:
+            if not segment.header:
                 self.is_searchable = False
         self.end = self.bytes
-        self._list = _List(lane, self._starts, self.bytes) if self.is_searchable else None
+        # A ring, whose files are packed, has none.
+        is_listed = self.is_searchable and not is_packed
+        self._list = _List(lane, self._starts, self.bytes) if is_listed else None
 
     def before(self, at: int) -> Place | None:
         """The last one that begins in front of byte `at`."""
@@ -138,11 +151,14 @@ class Checkpoints:
         if self.is_listed:
             return self._listed(lambda places: places.before(at), lambda: self.before(at))
         file = bisect_right(self._starts, max(0, at - 1)) - 1
-        while file >= 0:
-            end = min(at, self._end(file)) - self._starts[file]
-            if (place := self._backward(file, end)) is not None:
-                return place
-            file -= 1
+        try:
+            while file >= 0:
+                end = min(at, self._end(file)) - self._starts[file]
+                if (place := self._backward(file, end)) is not None:
+                    return place
+                file -= 1
+        except UnsearchableError:
+            self.is_searchable = False
         return None
 
     def behind(self, at: int, until: int) -> Place | None:
@@ -153,17 +169,33 @@ class Checkpoints:
         if self.is_listed:
             return self._listed(lambda places: places.behind(at, until), lambda: self.behind(at, until))
         file = bisect_right(self._starts, at) - 1
-        while file < len(self._paths) and self._starts[file] < until:
-            start = max(at, self._starts[file]) - self._starts[file]
-            end = min(until, self._end(file)) - self._starts[file]
-            if (place := self._forward(file, start, end)) is not None:
-                return place
-            file += 1
+        try:
+            while file < len(self._paths) and self._starts[file] < until:
+                start = max(at, self._starts[file]) - self._starts[file]
+                end = min(until, self._end(file)) - self._starts[file]
+                if (place := self._forward(file, start, end)) is not None:
+                    return place
+                file += 1
+        except UnsearchableError:
+            self.is_searchable = False
         return None
 
     def last_of(self, is_within: Callable[[Place], bool]) -> Place | None:
         """The last one for which that holds, where it holds for all up to some one and for none behind."""
         return self._halve(is_within, lambda place: True)
+
+    def settled(self, place: Place | None) -> Place | None:
+        """The last one up to `place` that no record of idle steps in front of it reaches beyond.
+
+        Such a record goes on being written over behind a checkpoint, until a step is written in full again.
+        """
+        for _ in range(SETTLED_TRIED_MAX):
+            if place is None or (before := self.before(place.at)) is None:
+                return None
+            if before.notes == place.notes and place.seq - before.seq >= SETTLED_RECORDS:
+                return place
+            place = before
+        return None
 
     def of(self, chains: frozenset[Axes]) -> Series:
         return Series(self, chains)
@@ -188,40 +220,47 @@ class Checkpoints:
         return self._starts[file + 1] if file + 1 < len(self._starts) else self.bytes
 
     def _forward(self, file: int, start: int, end: int) -> Place | None:
-        with opened(self._paths[file]) as source:
-            while start < end:
-                # A line that begins in front of `end` may go on behind it.
-                data = os.pread(source.fileno(), CHUNK_BYTES + LINE_BYTES_MAX, start)
-                at = 0
-                while (at := data.find(_MARK, at)) >= 0:
-                    begin = data.rfind(b"\n", 0, at) + 1
-                    if begin and start + begin >= end:
-                        return None
-                    place = self._place(file, start, data, begin) if begin or not start else None
-                    if place is not None:
-                        return place
-                    at += 1
-                if len(data) < CHUNK_BYTES + LINE_BYTES_MAX:
+        path, end = self._paths[file], min(end, self._size(file))
+        while start < end:
+            # A line that begins in front of `end` may go on behind it.
+            data = read_at(path, CHUNK_BYTES + LINE_BYTES_MAX, start)
+            at = 0
+            while (at := data.find(_MARK, at)) >= 0:
+                begin = data.rfind(b"\n", 0, at) + 1
+                if begin and start + begin >= end:
                     return None
-                start += CHUNK_BYTES
+                place = self._place(file, start, data, begin) if begin or not start else None
+                if place is not None:
+                    return place
+                at += 1
+            if len(data) < CHUNK_BYTES + LINE_BYTES_MAX:
+                return None
+            start += CHUNK_BYTES
         return None
 
     def _backward(self, file: int, end: int) -> Place | None:
-        with opened(self._paths[file]) as source:
-            limit = end
-            while end > 0:
-                start = max(0, end - CHUNK_BYTES)
-                # A line that begins in front of `end` may go on behind it.
-                data = os.pread(source.fileno(), end - start + LINE_BYTES_MAX, start)
-                at = len(data)
-                while (at := data.rfind(_MARK, 0, at)) >= 0:
-                    begin = data.rfind(b"\n", 0, at) + 1
-                    if (begin or not start) and start + begin < limit:
-                        place = self._place(file, start, data, begin)
-                        if place is not None:
-                            return place
-                end = start
+        path, end = self._paths[file], min(end, self._size(file))
+        limit = end
+        while end > 0:
+            start = max(0, end - CHUNK_BYTES)
+            # A line that begins in front of `end` may go on behind it.
+            data = read_at(path, end - start + LINE_BYTES_MAX, start)
+            at = len(data)
+            while (at := data.rfind(_MARK, 0, at)) >= 0:
+                begin = data.rfind(b"\n", 0, at) + 1
+                if (begin or not start) and start + begin < limit:
+                    place = self._place(file, start, data, begin)
+                    if place is not None:
+                        return place
+            end = start
         return None
+
+    def _size(self, file: int) -> int:
+        """Bytes that were written of a file; what has no room in the lane can't be searched."""
+        size = table(self._paths[file]).size
+        if size > self._end(file) - self._starts[file]:
+            raise UnsearchableError
+        return size
 
     def _place(self, file: int, start: int, data: bytes, begin: int) -> Place | None:
         """The checkpoint at byte `begin` of `data`; None where it can't be read, or counts nothing."""
@@ -347,6 +386,16 @@ class Series:
         while place is not None and not self._is_one(place):
             place = self.checkpoints.before(place.at)
         return place
+
+    def settled(self, place: Place) -> bool:
+        """Whether no record of idle steps in front of it reaches beyond; without such records none does."""
+        return not place.notes or self.checkpoints.settled(place) == place
+
+    def before(self, place: Place) -> Place | None:
+        found = self.checkpoints.before(place.at)
+        while found is not None and not self._is_one(found):
+            found = self.checkpoints.before(found.at)
+        return found
 
     def last_of(self, is_within: Callable[[Place], bool], until: Place) -> Place | None:
         """As `Checkpoints.last_of`, up to `until`."""

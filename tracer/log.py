@@ -60,6 +60,14 @@ class _HeaderStamp(msgspec.Struct):
 
 _HEADER_STAMP = msgspec.json.Decoder(_HeaderStamp)
 _HEADER_KIND = b'"kind":"header"'
+_COUNTS = b',"counts_before":{'
+
+
+class _Counted(msgspec.Struct):
+    counts_before: dict[str, Count]
+
+
+_COUNTED = msgspec.json.Decoder(_Counted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -701,8 +709,15 @@ def _read_header(path: Path, sound: dict[bytes, dict[str, Any]]) -> dict[str, An
         if not line.endswith(b"\n"):
             raise _HeaderError("its first line was not finished")
         stamp, kind, body = line.partition(_HEADER_KIND)
+        # In a ring each has counts of its own in front of what all repeat.
+        counts = b""
+        if body.startswith(_COUNTS):
+            counts, end, body = body.partition(b"}")
+            counts += end
         if kind and body in sound:
-            return sound[body] | msgspec.structs.asdict(_HEADER_STAMP.decode(stamp + kind + b"}"))
+            common = msgspec.structs.asdict(_HEADER_STAMP.decode(stamp + kind + b"}"))
+            counted = msgspec.structs.asdict(_COUNTED.decode(b"{" + counts[1:] + b"}")) if counts else {}
+            return sound[body] | common | counted
         header: dict[str, Any] = _RECORD.decode(line)
     except FileNotFoundError:
         raise
@@ -722,7 +737,8 @@ def _read_header(path: Path, sound: dict[bytes, dict[str, Any]]) -> dict[str, An
     except (msgspec.ValidationError, ValueError, TypeError) as error:
         raise _HeaderError(f"its header is damaged: {error}") from None
     if kind:
-        sound[body] = header
+        # What is its own, the counts, is not for the others.
+        sound[body] = {name: value for name, value in header.items() if name != "counts_before"}
     return header
 
 

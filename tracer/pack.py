@@ -98,7 +98,7 @@ def _members(data: bytes, *, is_last: bool) -> Generator[bytes | DamagedError, N
     while at < len(data):
         if len(data) - at < _HEAD.size and not is_last:
             break
-        length = _length(data, at)
+        length = member_length(data, at)
         if length is None or (is_last and at + length > len(data)):
             following = _next(data, at + 1)
             if following is None and not is_last and len(data) - at < 2 * MEMBER_BYTES_MAX:
@@ -111,7 +111,7 @@ def _members(data: bytes, *, is_last: bool) -> Generator[bytes | DamagedError, N
             continue
         if at + length > len(data):
             break
-        piece = _inflated(data[at : at + length])
+        piece = inflated(data[at : at + length])
         yield piece
         end = at + length
         # Where it is the length that is spoilt, the next member begins elsewhere.
@@ -119,7 +119,8 @@ def _members(data: bytes, *, is_last: bool) -> Generator[bytes | DamagedError, N
     return data[at:]
 
 
-def _length(data: bytes, at: int) -> int | None:
+def member_length(data: bytes, at: int) -> int | None:
+    """Bytes of the member that begins at `at`; None where none does."""
     if len(data) - at < _HEAD.size:
         return None
     magic, _time, _flags, _system, extra, name, two, length = _HEAD.unpack_from(data, at)
@@ -129,13 +130,14 @@ def _length(data: bytes, at: int) -> int | None:
 
 def _next(data: bytes, at: int) -> int | None:
     while (at := data.find(_MAGIC, at)) >= 0:
-        if _length(data, at) is not None:
+        if member_length(data, at) is not None:
             return at
         at += 1
     return None
 
 
-def _inflated(whole: bytes) -> bytes | DamagedError:
+def inflated(whole: bytes) -> bytes | DamagedError:
+    """What one member holds."""
     try:
         opener = zlib.decompressobj(-zlib.MAX_WBITS)
         data = opener.decompress(whole[_HEAD.size : -_TAIL.size], MEMBER_BYTES + 1)

@@ -116,9 +116,13 @@ def compare(history: History, scope: Scope, name: str) -> Comparison:
     start = common_start(lanes, scope)
     readers = [_Reader(lane, scope, decisions) for lane in lanes if begins[lane.rank] is not None]
     block = max(64, min(BLOCK, BLOCK_SUM // max(1, len(readers))))
-    for reader in readers:
-        reader.skip(start - (begins[reader.lane.rank] or 0), block)
     index = _jump(readers, scope, start)
+    for reader in readers:
+        missing = start - (begins[reader.lane.rank] or 0)
+        if index > start:
+            reader.pass_over(missing)
+        else:
+            reader.skip(missing, block)
     rows = index - start
     if index > start:
         # What differs is not far.
@@ -366,6 +370,11 @@ class _Reader:
                 return
             self.drop(taken)
             count -= taken
+
+    def pass_over(self, count: int) -> None:
+        """The same for a reader that has jumped behind them."""
+        self.seen[JUMPED] += count
+        self.taken += count
 
     def jump(self, place: Place, count: int) -> None:
         """The next `count` records are equal in all lanes; read on behind the checkpoint that says so."""

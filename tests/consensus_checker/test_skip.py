@@ -6,6 +6,7 @@ import contextlib
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -299,14 +300,59 @@ def test_another_order_of_records_of_two_scopes_is_seen(tmp_path: Path, step_at:
     demand_same(tmp_path, kind="divergence")
 
 
-def test_a_ring_is_read_line_by_line(tmp_path: Path) -> None:
+def test_what_a_ring_has_kept_is_read_from_its_checkpoints_too(tmp_path: Path) -> None:
     lanes = ranks(tmp_path, limit_bytes=4 * SEGMENT_BYTES)
     for step in range(600):
         for lane in lanes:
             lane.step(step, tokens=0 if (lane.rank, step) == (1, 590) else 64)
     close(lanes)
     assert find_logs(tmp_path).lanes[0].last_dropped_seq > 0
-    demand_same(tmp_path, read="lines", kind="divergence")
+    lines, skipped = both(tmp_path)
+    assert (lines.coverage.read, skipped.coverage.read) == ("lines", "checkpoints")
+    # Of what is not read nobody counts how many of the records were decisions.
+    fields = [dict(told(one)["coverage"]) for one in (lines, skipped)]
+    parts = [one.pop("decisions_compared_fraction") for one in fields]
+    assert parts == [pytest.approx(0.7, abs=0.05)] * 2
+    assert fields[0] == fields[1]
+    assert (lines.finding, lines.findings) == (skipped.finding, skipped.findings)
+
+
+@pytest.mark.parametrize("who", [(0, 1, 2), (0,), (1, 2)])
+@pytest.mark.parametrize("odd", [(1, 550), None], ids=["odd", "equal"])
+def test_idle_steps_of_rings_are_written_out_where_they_are_read(
+    tmp_path: Path, who: tuple[int, ...], odd: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tracer.checkpoints.SETTLED_RECORDS", 4)
+    lanes = ranks(tmp_path, limit_bytes=4 * SEGMENT_BYTES)
+    step = 0
+    for number in range(600):
+        for lane in lanes:
+            lane.step(step, tokens=0 if (lane.rank, number) == odd else 64)
+            for idle in range(10 if number % 90 == 70 else 0):
+                lane.tracer.begin_step(step + 1 + idle)
+                lane.meet(0)
+                lane.tracer.end_step(is_idle=lane.rank in who)
+        step += 11 if number % 90 == 70 else 1
+    close(lanes)
+    lines, skipped = both(tmp_path)
+    assert (lines.coverage.read, skipped.coverage.read) == ("lines", "checkpoints")
+    assert (lines.kind, lines.finding.culprit) == (skipped.kind, skipped.finding.culprit)
+    first, other = lines.finding.first_divergence, skipped.finding.first_divergence
+    if first is not None and other is not None:
+        # Steps that were idle on all ranks count here, and there they do not.
+        assert replace(first, index=0) == replace(other, index=0)
+    else:
+        assert (first, other, lines.code) == (None, None, skipped.code)
+
+
+def test_where_rings_differ_before_what_they_have_kept_every_line_is_compared(tmp_path: Path) -> None:
+    lanes = ranks(tmp_path, limit_bytes=4 * SEGMENT_BYTES)
+    for step in range(600):
+        for lane in lanes:
+            lane.step(step, tokens=0 if (lane.rank, step) in ((1, 3), (2, 590)) else 64)
+    close(lanes)
+    lines, skipped = both(tmp_path)
+    assert (lines.finding.culprit, lines.finding) == ((2,), skipped.finding)
 
 
 @pytest.mark.parametrize("who", [(0, 1, 2), (0,), (1, 2)])

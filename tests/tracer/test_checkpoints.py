@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tests.support.logs import DECIDE, NOTE, SMALL_KINDS, place
 from tracer import segments, tracer
 from tracer.checkpoints import Checkpoints, Place
 from tracer.log import LaneLog, find_logs
+from tracer.pack import pack
 from tracer.record import CHECKPOINT, header
 from tracer.segments import SegmentSink
 from tracer.tracer import Tracer
@@ -175,13 +177,32 @@ def test_behind_a_place_in_a_file_that_was_never_closed(tmp_path: Path) -> None:
     sink._unmap()
 
 
-def test_compressed_files_are_not_searched(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_last_packed", [True, False])
+def test_packed_files_are_searched_by_what_was_written(tmp_path: Path, is_last_packed: bool) -> None:
+    lane = written(tmp_path, is_listed=False)
+    expected = [(one.seq, one.records(CHAINS)) for one in forward(Checkpoints(lane))]
+    for path in lane.files if is_last_packed else lane.files[:-1]:
+        pack(path)
+        path.unlink()
+    packed = find_logs(tmp_path).lanes[0]
+    checkpoints = Checkpoints(packed)
+    assert not checkpoints.is_listed
+    for found in (forward(checkpoints), backward(checkpoints)):
+        assert [(one.seq, one.records(CHAINS)) for one in found] == expected
+    records = list(packed.records())
+    for one in (found[0], found[12], found[-1]):
+        behind = [record for record in records if record["seq"] > one.seq]
+        assert list(packed.records_behind(one.behind)) == behind
+
+
+def test_a_file_that_another_tool_has_packed_is_not_searched(tmp_path: Path) -> None:
     lane = written(tmp_path)
     first = lane.files[0]
-    first.rename(first.with_name(first.name + ".gz"))
+    (tmp_path / f"{first.name}.gz").write_bytes(gzip.compress(first.read_bytes()))
+    first.unlink()
     checkpoints = Checkpoints(find_logs(tmp_path).lanes[0])
+    assert forward(checkpoints) == []
     assert not checkpoints.is_searchable
-    assert forward(checkpoints) == backward(checkpoints) == []
 
 
 def test_one_that_does_not_count_records_is_passed_over(tmp_path: Path) -> None:
