@@ -7,6 +7,8 @@ DEV := $(VENV)/.dev-installed
 PIP := $(BIN)/pip --disable-pip-version-check --quiet install --constraint constraints.txt
 
 export OMP_NUM_THREADS = 1
+# Where it is set every worker and every child process would compile all modules anew.
+export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test fast soak bench peers compat sbom lint types format clean

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SWITCH = "SGLANG_ENABLE_RANK_CONSENSUS_CHECKER"
-WORLD = ["--tp", "3", "--agentic", "conversations=16,rounds=6,max-context=8192,output=40"]
+WORLD = ["--tp", "3", "--agentic", "conversations=8,rounds=4,max-context=8192,output=40"]
 WORLD += ["--device-pages", "300", "--host-pages", "600"]
 BUG = ["--bug", "local_host_room_decides_backup", "--fault", "alloc_fail:rank=2,pool=host,nth=5"]
 

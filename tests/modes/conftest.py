@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.cli.conftest import hicache
+from tests.cli.conftest import built_once, hicache
 
-__all__ = ["hicache"]
+__all__ = ["built_once", "hicache"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 
 from hicache.control import keys
 from hicache.control.active import Active
@@ -23,11 +24,12 @@ from hicache.ports import Memory
 
 def assert_invariants(scheduler: Scheduler) -> None:
     cache = scheduler._cache
-    _assert_locks(scheduler)
-    _assert_tree(scheduler)
-    _assert_device_slots(scheduler)
-    _assert_host_slots(cache)
-    _assert_tags(scheduler)
+    nodes = list(cache.tree.walk())
+    _assert_locks(scheduler, nodes)
+    _assert_tree(cache, nodes)
+    _assert_device_slots(scheduler, nodes)
+    _assert_host_slots(cache, nodes)
+    _assert_tags(scheduler, nodes)
     _assert_prefetches(scheduler)
 
 
@@ -75,7 +77,7 @@ def _covered(lock: HostLock) -> Iterator[Node]:
         node = node.parent
 
 
-def _assert_locks(scheduler: Scheduler) -> None:
+def _assert_locks(scheduler: Scheduler, nodes: list[Node]) -> None:
     cache = scheduler._cache
     tree = cache.tree
     on_device: Counter[int] = Counter()
@@ -87,7 +89,7 @@ def _assert_locks(scheduler: Scheduler) -> None:
         assert host_lock.is_held
         on_host.update(node.id for node in _covered(host_lock))
     pending = {node.id for carrier in (*cache.write_queue, *cache.writes) for node in carrier.nodes}
-    for node in tree.walk():
+    for node in nodes:
         assert node.lock_count == on_device[node.id], f"{node}: {on_device[node.id]} holders"
         assert node.host_lock_count == on_host[node.id], (
             f"{node}: {node.host_lock_count} host locks, {on_host[node.id]} holders"
@@ -100,11 +102,10 @@ def _assert_locks(scheduler: Scheduler) -> None:
 # Shape and counters
 
 
-def _assert_tree(scheduler: Scheduler) -> None:
-    cache = scheduler._cache
+def _assert_tree(cache: Cache, nodes: list[Node]) -> None:
     tree = cache.tree
     evictable = protected = on_host = states = 0
-    for node in tree.walk():
+    for node in nodes:
         _assert_shape(cache, node)
         _assert_hashes(cache, node)
         if node.device is not None and node.lock_count:
@@ -133,8 +134,8 @@ def _assert_shape(cache: Cache, node: Node) -> None:
     assert node.device is None or parent.device is not None, f"{node} is cut off from the device's prefix"
     is_reachable = cache.is_write_back or parent is tree.root or parent.host is not None
     assert node.host is None or is_reachable, f"{node}: a hole above it"
-    assert node.device_children == sum(child.device is not None for child in node.children.values())
     children = list(node.children.values())
+    assert node.device_children == len([child for child in children if child.device is not None])
     assert node.only_child is (children[0] if len(children) == 1 else None)
     for slots in (node.device, node.host):
         assert slots is None or len(slots) == node.page_count
@@ -147,27 +148,29 @@ def _assert_hashes(cache: Cache, node: Node) -> None:
         return
     assert node.parent is not None
     above = node.parent.hashes or b""
-    expected = keys.chain_hashes(
-        node.key,
-        first_page=0,
-        page_size_bytes=cache.tree.page_size_bytes,
-        previous=above[-HASH_BYTES:] or node.namespace,
-    )
+    previous = above[-HASH_BYTES:] or node.namespace
+    expected = _chain(node.key, cache.tree.page_size_bytes, previous)
     assert node.hashes == expected, f"{node}: hashes of other pages"
+
+
+@lru_cache(maxsize=4096)
+def _chain(key: bytes, page_size_bytes: int, previous: bytes) -> bytes:
+    # A node's pages seldom change between two steps, and all ranks of a world have the same.
+    return keys.chain_hashes(key, first_page=0, page_size_bytes=page_size_bytes, previous=previous)
 
 
 # Slots: each has one owner, on this rank and in the group's count
 
 
-def _assert_device_slots(scheduler: Scheduler) -> None:
+def _assert_device_slots(scheduler: Scheduler, nodes: list[Node]) -> None:
     tiers = scheduler._cache.tiers
     slots = [slot for active in holders(scheduler) for slot in active.slots[active.owned_pages :]]
-    for node in scheduler._cache.tree.walk():
+    for node in nodes:
         slots += node.device or []
     _assert_owned("device", slots, tiers.device, tiers.device_room, len(slots))
 
 
-def _assert_host_slots(cache: Cache) -> None:
+def _assert_host_slots(cache: Cache, nodes: list[Node]) -> None:
     tiers = cache.tiers
     if tiers.host is None:
         return
@@ -175,7 +178,7 @@ def _assert_host_slots(cache: Cache) -> None:
     states: list[Slot] = []
     # What the group counts and this rank could not get.
     pages_missing = states_missing = 0
-    for node in cache.tree.walk():
+    for node in nodes:
         pages += node.host or []
         states += [] if node.host_state is None else [node.host_state]
     for queued in cache.write_queue:
@@ -220,13 +223,13 @@ def _assert_owned(name: str, slots: list[Slot], memory: Memory, room: Room, coun
 # Tags
 
 
-def _assert_tags(scheduler: Scheduler) -> None:
+def _assert_tags(scheduler: Scheduler, nodes: list[Node]) -> None:
     """Pages hold what they should, but where a copy to them is under way."""
     cache = scheduler._cache
     ledger = scheduler._model._ledger
     loading = {node.id for carrier in (*cache.load_queue, *cache.loads) for node in carrier.nodes}
     writing = {node.id for moving in cache.writes for node in moving.nodes}
-    for node in cache.tree.walk():
+    for node in nodes:
         if node.device is not None and node.id not in loading:
             assert ledger.device.check(node.device, node.digests) is None, f"{node}: wrong page on the device"
         if node.host is not None and node.id not in writing:

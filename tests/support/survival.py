@@ -15,6 +15,8 @@ from itertools import product
 from typing import Any
 from unittest.mock import patch
 
+from consensus_checker.check import check
+from consensus_checker.verdict import Verdict
 from hicache.agentic import AgenticSpec
 from hicache.config import Config, EvictionPolicy, PrefetchPolicy, StorageConfig, WritePolicy
 from hicache.control import keys
@@ -24,7 +26,7 @@ from hicache.sim.world import Plan, Result, simulate
 from hicache.storage.make import make_backend
 from hicache.topology import Topology
 from hicache.workload import Workload
-from tests.support.runs import agentic_plan, records, verdict
+from tests.support.runs import agentic_plan, lanes
 
 TOPOLOGIES = {
     "tp=2,pp=2": Topology(tp=2, pp=2),
@@ -96,14 +98,14 @@ def survive(name: str, trouble: str, seed: int) -> Survived:
     with patch("hicache.job.make_backend", wraps=make_backend) as maker:
         result = simulate(plan, trace="memory")
     stored = maker.call_args.kwargs["shared"]
-    lanes = [records(lines) for lines in result.lane_lines.values()]
-    rows = [row for own in lanes for row in own]
+    decoded = lanes(result)
+    rows = [row for lane in decoded for row in lane.entries]
     seen = {str(row["kind"]) for row in rows}
     seen |= {f"{row['kind']}.{word}={row[word]}" for row in rows for word in WORDS if word in row}
-    if any(_has_reordered_writes(own) for own in lanes):
+    if any(_has_reordered_writes(lane.entries) for lane in decoded):
         seen.add("transfer_done.reordered")
     fired = Counter(fired.split(" ", 1)[0] for fired in plan.faults.fired)
-    complaints = [*_complaints(made, result, rows), *_strangers(plan, requests, stored)]
+    complaints = [*_complaints(made, result, check(decoded), rows), *_strangers(plan, requests, stored)]
     return Survived(tuple(complaints), frozenset(seen), fired)
 
 
@@ -155,7 +157,7 @@ def _strangers(plan: Plan, requests: list[Request], stored: Mapping[str, bytes])
             yield f"stored page {name} is another's"
 
 
-def _has_reordered_writes(own: list[dict[str, Any]]) -> bool:
+def _has_reordered_writes(own: Sequence[Mapping[str, Any]]) -> bool:
     """Was a copy done before one that had been submitted earlier?
 
     Loads are not asked: each batch waits for its own, so there are never two of them on their way.
@@ -164,14 +166,15 @@ def _has_reordered_writes(own: list[dict[str, Any]]) -> bool:
     return ops != sorted(ops)
 
 
-def _complaints(made: World, result: Result, rows: list[dict[str, Any]]) -> Iterator[str]:
+def _complaints(
+    made: World, result: Result, found: Verdict, rows: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
     if result.outcome != "completed":
         yield f"{result.outcome}: {result.error} {result.parked}"
     accounted = result.served + result.refused + result.aborted
     asked = made.spec.conversations * made.spec.rounds
     if result.outcome == "completed" and accounted != asked:
         yield f"{asked} requests, {result.served} served, {result.refused} refused, {result.aborted} aborted"
-    found = verdict(result)
     topology = made.config.topology
     if found.kind != ("consistent" if topology.world_size > topology.dp else "nothing_compared"):
         yield f"{found.kind}: {found.finding.summary}"
@@ -185,7 +188,7 @@ def _complaints(made: World, result: Result, rows: list[dict[str, Any]]) -> Iter
                 yield f"{row['pool']}: {total} of {row['total']}, {row['protected']} protected"
 
 
-def _odd_ends(rows: list[dict[str, Any]]) -> Iterator[str]:
+def _odd_ends(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Requests that do not end once on every rank that they came to, or that got half an answer."""
     asked = {row["rid"]: row for row in rows if row["kind"] == "request"}
     came = Counter(row["rid"] for row in rows if row["kind"] == "request")

@@ -27,6 +27,8 @@ SEEDS = range(1, 21)
 # `make fast` takes the first few.
 FEW = 3
 SOME_SLOW = [pytest.param(seed, marks=[pytest.mark.slow] if seed > FEW else []) for seed in SEEDS]
+# What a scenario's runs are needed for, one process has: it simulates each of them once.
+BY_SCENARIO = [pytest.param(name, marks=pytest.mark.xdist_group(f"zoo {name}")) for name in SCENARIOS]
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,24 @@ class Truth:
     call: str
 
 
+@dataclass(frozen=True)
+class Played:
+    """A run, and the faults that struck in it."""
+
+    result: Result
+    fired: tuple[str, ...]
+
+
 @functools.cache
-def play(name: str, seed: int, *, twin: bool) -> Result:
-    return simulate(SCENARIOS[name].plan(seed, twin=twin), trace="memory")
+def play(name: str, seed: int, *, twin: bool) -> Played:
+    plan = SCENARIOS[name].plan(seed, twin=twin)
+    result = simulate(plan, trace="memory")
+    return Played(result, tuple(plan.faults.fired))
+
+
+@functools.cache
+def truth_of(name: str, seed: int) -> Truth | None:
+    return truth(play(name, seed, twin=False).result, play(name, seed, twin=True).result)
 
 
 def write_logs(result: Result, folder: Path) -> Path:
@@ -78,12 +95,11 @@ def disturbed_rank(scenario: Scenario, seed: int) -> int:
 
 
 @pytest.mark.parametrize("seed", SOME_SLOW)
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", BY_SCENARIO)
 def test_the_bug_is_found_with_its_rank_its_call_and_its_fact(name: str, seed: int, tmp_path: Path) -> None:
     scenario = SCENARIOS[name]
-    bug, twin = play(name, seed, twin=False), play(name, seed, twin=True)
-    expected = truth(bug, twin)
-    verdict = check(find_logs(write_logs(bug, tmp_path)))
+    expected = truth_of(name, seed)
+    verdict = check(find_logs(write_logs(play(name, seed, twin=False).result, tmp_path)))
     if expected is None:
         assert verdict.kind == "consistent"
         return
@@ -101,21 +117,20 @@ def test_the_bug_is_found_with_its_rank_its_call_and_its_fact(name: str, seed: i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", BY_SCENARIO)
 def test_at_least_half_of_the_seeds_make_ranks_differ(name: str) -> None:
-    forked = [seed for seed in SEEDS if truth(play(name, seed, twin=False), play(name, seed, twin=True))]
+    forked = [seed for seed in SEEDS if truth_of(name, seed)]
     assert len(forked) >= len(SEEDS) / 2
 
 
 @pytest.mark.parametrize("seed", SOME_SLOW)
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", BY_SCENARIO)
 def test_the_healthy_twin_is_consistent_and_nearly_everything_was_compared(
     name: str, seed: int, tmp_path: Path
 ) -> None:
-    plan = SCENARIOS[name].plan(seed, twin=True)
-    result = simulate(plan, trace="memory")
-    assert plan.faults.fired, "without a fault there is nothing to survive"
-    verdict = check(find_logs(write_logs(result, tmp_path)))
+    played = play(name, seed, twin=True)
+    assert played.fired, "without a fault there is nothing to survive"
+    verdict = check(find_logs(write_logs(played.result, tmp_path)))
     assert (verdict.kind, verdict.code) == ("consistent", 0)
     fraction = verdict.coverage.decisions_compared_fraction
     assert fraction is not None
@@ -144,21 +159,21 @@ def without_names(verdict: Verdict) -> str:
 
 
 @pytest.mark.parametrize("seed", [1, 5, 9])
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", BY_SCENARIO)
 def test_the_verdict_does_not_depend_on_config_or_names(name: str, seed: int, tmp_path: Path) -> None:
-    bug = play(name, seed, twin=False)
+    bug = play(name, seed, twin=False).result
     known = check(find_logs(write_logs(bug, tmp_path / name)))
     unknown = check(find_logs(write_logs(renamed(bug), tmp_path / "somewhere")))
     assert known.kind == "divergence"
     assert without_names(known) == without_names(unknown)
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", BY_SCENARIO)
 def test_a_cut_log_never_accuses_another_rank(name: str, tmp_path: Path) -> None:
     """Each rank's log cut at other places, as if the process had been killed."""
     seed = 5
-    bug = play(name, seed, twin=False)
-    expected = truth(bug, play(name, seed, twin=True))
+    bug = play(name, seed, twin=False).result
+    expected = truth_of(name, seed)
     assert expected is not None
     kinds = set()
     for shift in range(40):

@@ -18,6 +18,7 @@ import pytest
 
 from hicache.agentic import AgenticSpec
 from hicache.config import Config, StorageConfig
+from hicache.control import patience
 from hicache.control.scheduler import Scheduler
 from hicache.schedule import Schedule
 from hicache.sim.faults import VERBS
@@ -108,6 +109,13 @@ def test_a_recorded_schedule_replays_a_world_of_trouble() -> None:
     }
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks say after fewer steps without progress that they are stuck: what is seen then is the same."""
+    monkeypatch.setattr(patience, "STORAGE_IDLE_STEPS_MAX", 500)
+
+
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("policy", ["timeout", "best_effort"])
 def test_a_lookup_that_never_returns_costs_hits_and_no_request(policy: str) -> None:
     """All are served; only the end waits for the call, and the verdict says whose it is."""
@@ -119,6 +127,7 @@ def test_a_lookup_that_never_returns_costs_hits_and_no_request(policy: str) -> N
     assert "its prefetch lane is in the backend" in found.finding.summary
 
 
+@pytest.mark.usefixtures("impatient")
 def test_with_wait_complete_a_read_that_never_returns_keeps_its_request_and_is_named() -> None:
     result, _ = never("get", "wait_complete")
     assert result.outcome == "hung"
