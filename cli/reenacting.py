@@ -29,7 +29,8 @@ def reenacting(lanes: Sequence[LaneLog]) -> Reenact:
             if done.limits:
                 continue
             if done.difference is None:
-                answers[rank] = True
+                if done.is_reached:
+                    answers[rank] = True
             elif done.difference.seq == place:
                 answers[rank] = False
             # What has gone another way before says nothing of this place.

@@ -42,7 +42,10 @@ def dead(history: History, stall: Stall) -> Finding | None:
     who = f"{ranks_text(first or gone)} ended in step {step}"
     # Nobody closed a log, but the others are known to have gone on.
     is_told = any(lane.told for lane in history.lanes)
-    summary = f"{who} without closing {log}; every other rank closed its own"
+    # Of a rank without any log nobody knows whether it ended first, and took this one with it.
+    missing = tuple(rank for rank in range(history.world_size) if rank not in outcomes)
+    here = " that is here" if missing else ""
+    summary = f"{who} without closing {log}; every other rank{here} closed its own"
     if is_told:
         summary = (
             f"{ranks_text(first or gone)} said nothing more in step {step}; every other rank still lived"
@@ -52,7 +55,7 @@ def dead(history: History, stall: Stall) -> Finding | None:
         14,
         DEAD,
         summary,
-        "undetermined" if not first else "high" if waits and not is_told else "medium",
+        "undetermined" if not first else "low" if missing else "high" if waits and not is_told else "medium",
         (
             "its heart was the first to stop" if is_told else "unwritten room at the end of the log",
             *(("the others wait for it",) if waits else ()),
@@ -78,7 +81,10 @@ def dead(history: History, stall: Stall) -> Finding | None:
                 "victim",
             ),
         ),
-        alternatives=(Alternative(ALIVE + (HELD if is_told else ""), DEAD),),
+        alternatives=(
+            Alternative(ALIVE + (HELD if is_told else ""), DEAD),
+            *([Alternative(f"{ranks_text(missing)}, without any log, ended first", DEAD)] if missing else []),
+        ),
     )
 
 

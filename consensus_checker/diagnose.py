@@ -58,6 +58,9 @@ def diagnose(found: Gathered, *, reenacting: Reenacting | None = None) -> Diagno
     claims = tuple(claim for rule in FOREIGN_RULES for claim in rule.find(found.dossier))
     weighed = weigh(claims)
     own = first_of(case.owns)
+    runs = sum(not one.is_lines for one in case.owns)
+    if own is not None and runs > 1:
+        case.doubts.append(f"{runs} runs are here, and this is {own.name}")
     finding, rest = joined(
         own, weighed, without_claims(found.dossier, weighed), alive=seen_again(found.dossier)
     )

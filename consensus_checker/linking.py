@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from consensus_checker.advice import CONTRADICTION
 from consensus_checker.deaths import DEAD
+from consensus_checker.ending import STALL
 from consensus_checker.finding import STEP_UNKNOWN, Alternative, Evidence, Finding, Victim
 from consensus_checker.own_evidence import Own
 from consensus_checker.weigh import LEVELS, Weighed
@@ -42,6 +43,8 @@ def joined(
         accusing = [one for one in claims if one.code not in (0, 4)]
         if accusing:
             return accusing[0], [*accusing[1:], *rest]
+        if without.code == 0:
+            first = _of_a_job_that_goes_on(first)
         return first, [*rest, *(one for one in claims if one.code == 4)]
     if first.code == 0:
         return _beside_sound_logs(own, claims, rest)
@@ -61,6 +64,15 @@ def joined(
         return linked, [*rest, *left]
     linked, left = _linked(first, claims)
     return linked, [*rest, *left]
+
+
+def _of_a_job_that_goes_on(first: Finding) -> Finding:
+    """Where the logs of a job break off that is seen to go on, nobody has stopped."""
+    return replace(
+        first,
+        alternatives=tuple(one for one in first.alternatives if one.rule != STALL),
+        ruled_out=(*first.ruled_out, ("a stall", "two looks show that every rank went on")),
+    )
 
 
 def _says_more(first: Finding, claim: Finding, alive: frozenset[int]) -> bool:

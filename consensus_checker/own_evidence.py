@@ -16,6 +16,7 @@ from consensus_checker import skip
 from consensus_checker.background import dead_lanes
 from consensus_checker.check import check
 from consensus_checker.divergence_lines import judge_lines
+from consensus_checker.ending import STALL
 from consensus_checker.finding import Alternative, Finding
 from consensus_checker.folders import Together, together
 from consensus_checker.hearts import last_beats, longest_s, tell
@@ -90,7 +91,7 @@ def _judge_runs(case: Case, reenacting: Reenacting | None) -> None:
         except LogError as error:
             errors.append(error)
             case.doubts.append(f"{_called(case, place)}: {error.what}")
-    if errors and not runs and not case.found.dossier.files and not case.found.divergences:
+    if errors and not runs and not case.found.has_foreign and not case.found.divergences:
         raise errors[0]
     groups = _newest(case, together(runs))
     if len(groups) > 1:
@@ -168,10 +169,11 @@ def _with_open_ends(finding: Finding, waits: Sequence[Wait]) -> Finding:
     if wait is None:
         return finding
     told = (
-        f"when the logs break off {ranks_text(wait.ranks)} are in {wait.where} and "
-        f"{ranks_text(wait.absent)} is not: a stall, if that lasted"
+        f"{ranks_text(wait.ranks)} {'is' if len(wait.ranks) == 1 else 'are'} in {wait.where} and "
+        f"{ranks_text(wait.absent)} {'is' if len(wait.absent) == 1 else 'are'} not where the logs break off: "
+        "a stall, if that lasted"
     )
-    return replace(finding, alternatives=(*finding.alternatives, Alternative(told, "stall_not_joined")))
+    return replace(finding, alternatives=(*finding.alternatives, Alternative(told, STALL)))
 
 
 def _judge_lines(case: Case) -> None:

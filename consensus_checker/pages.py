@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 FOLDER, SUFFIX = "rule_pages", ".md"
-CLASS = re.compile(r"HC\d{2}", re.IGNORECASE)
+CLASS = re.compile(r"HC(\d{1,2})", re.IGNORECASE)
 NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 
 
@@ -40,8 +40,9 @@ def names() -> list[str]:
 
 
 def page(name: str) -> Page | None:
-    """The page of a rule or class; None where there is none."""
-    wanted = name.upper() if CLASS.fullmatch(name) else name
+    """The page of a rule or class, also as a person types it (`hc2`, `Dead`); None where there is none."""
+    number = CLASS.fullmatch(name)
+    wanted = f"HC{int(number[1]):02d}" if number else name.lower()
     if not NAME.fullmatch(wanted):
         return None
     place = files("consensus_checker") / FOLDER / f"{wanted}{SUFFIX}"

@@ -126,7 +126,7 @@ def _silent(dossier: Dossier, scope: Scope, rank: int) -> Claim:
         11,
         NOT_JOINED,
         f"{within(scope)}{crowd_text(scope.waiting)}, and of rank {rank} alone there is no stack since then",
-        "medium" if is_named else "undetermined",
+        "low" if is_named else "undetermined",
         (looks_text(scope), "silent while all others were seen"),
         culprit=(rank,) if is_named else (),
         victims=tuple(stand.rank for stand in scope.waiting) if is_named else (),

@@ -34,6 +34,7 @@ from hicache.errors import (
 )
 from hicache.ledger import Ledger
 from hicache.loop import Loop, Signal, Task
+from hicache.plain_values import demand_annotated
 from hicache.ports import Clock, Source, Storage, Transport
 from hicache.probes import KINDS, Probes
 from hicache.rank import SCHEDULER, Parts, Ports, build_rank, lane_names
@@ -180,10 +181,18 @@ class PlanSpec:
             config["storage"] = StorageConfig(**config["storage"])
             config["side_pools"] = tuple(config["side_pools"])
             for name in ("faults", "bugs", "plugins"):
+                if not isinstance(parts[name], list):
+                    raise TypeError(f"{name} is no list")
                 parts[name] = tuple(parts[name])
-            return cls(config=Config(**config), **parts)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            spec = cls(config=Config(**config), **parts)
+            demand_annotated(spec)
+            if spec.limit is not None and spec.limit < 1:
+                raise ValueError(f"limit is {spec.limit}, expected 1 or more requests")
+            if spec.storage_limits:
+                demand_annotated(Limits(**spec.storage_limits), "storage_limits.")
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise ConfigError(f"not a plan of this version: {type(error).__name__}: {error}") from None
+        return spec
 
     def _requests(self) -> tuple[str, Callable[[int], Workload]]:
         """The workload's name, and replica -> its requests."""

@@ -9,6 +9,8 @@ import argparse
 import itertools
 import os
 import random
+import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +24,7 @@ from consensus_checker.check import check
 from hicache.agentic import AgenticSpec
 from hicache.config import Config
 from hicache.control.scheduler import Scheduler
+from hicache.sim.reenact import reenact
 from hicache.sim.world import Plan, simulate
 from hicache.zoo import SCENARIOS
 from tests.hicache.sim.test_invariants import dense_plan
@@ -31,6 +34,8 @@ from tests.support.invariants import assert_invariants
 from tests.support.runs import agentic_plan, of_kind, records, verdict
 from tests.zoo.test_zoo import disturbed_rank, truth, write_logs
 from tracer.log import find_logs
+
+IMPORTERS = "tests/tracer/importers"
 
 
 @dataclass
@@ -166,6 +171,48 @@ def sweep_books(name: str, seeds: int) -> Tally:
     return tally
 
 
+def sweep_reenact(name: str, seeds: int) -> Tally:
+    """Every decision of a healthy rank follows from its log, under faults and in worlds of trouble."""
+    tally = Tally(f"decisions of every rank taken again from its log, {name}")
+    troubles = itertools.cycle(survival.TROUBLES)
+    for seed, trouble in zip(range(1, seeds + 1), troubles, strict=False):
+        made = survival.world(name, trouble, seed) if seed % 2 else None
+        plan = made.plan() if made is not None else world(name, seed)
+        with tempfile.TemporaryDirectory() as folder:
+            simulate(plan, out=Path(folder) / "run")
+            run = find_logs(Path(folder) / "run")
+            for rank in run.ranks:
+                done = reenact(run.lanes, rank)
+                tally.runs += 1
+                tally.outcomes["same" if done.is_same else done.limits or "different"] += 1
+                if done.difference is not None:
+                    where = (
+                        f"world({name!r}, {trouble!r}, {seed})" if made is not None else f"{name} seed {seed}"
+                    )
+                    tally.failures.append(f"{where}, rank {rank}: {done.difference}")
+    return tally
+
+
+def sweep_mutations(name: str, count: int) -> Tally:
+    """Importers on damaged copies of their samples: pytest's own count, so many copies of each sample."""
+    tally = Tally(f"{name}: {count:,} damaged copies of each sample")
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "damaged", IMPORTERS]
+    ran = subprocess.run(
+        words,
+        env={**os.environ, "HICACHE_MUTATIONS": str(count)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    told = ran.stdout.splitlines()
+    lines = [line for line in told if line.startswith("FAILED")]
+    tally.runs = sum(int(number) for number in re.findall(r"(\d+) (?:passed|failed)", " ".join(told[-1:])))
+    tally.outcomes["passed"] = tally.runs - len(lines)
+    if ran.returncode:
+        tally.failures += lines or told[-1:]
+    return tally
+
+
 def timed(sweep: Sweep, name: str, count: int) -> Tally:
     """Run one sweep, in a worker process."""
     start = time.monotonic()
@@ -178,6 +225,7 @@ def timed(sweep: Sweep, name: str, count: int) -> Tally:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--only", default="", help="sweeps whose function has this in its name")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="sweeps at a time, a process each")
     options = parser.parse_args()
     seeds = options.seeds
@@ -187,6 +235,9 @@ def main() -> int:
     sweeps.append((sweep_books, "dense prompts", 2 * seeds))
     sweeps += [(sweep_worlds, name, seeds) for name in TOPOLOGIES]
     sweeps += [(sweep_scenario, name, seeds) for name in SCENARIOS]
+    sweeps += [(sweep_reenact, name, half) for name in TOPOLOGIES]
+    sweeps.append((sweep_mutations, "importers", 25 * seeds))
+    sweeps = [each for each in sweeps if options.only in each[0].__name__]
     with ProcessPoolExecutor(options.jobs) as pool:
         tallies = list(pool.map(timed, *zip(*sweeps, strict=True)))
     failures = [failure for tally in tallies for failure in tally.failures]

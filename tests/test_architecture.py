@@ -25,7 +25,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 }
 # hicache, lowest first: a module imports its own layer and those below it.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("hicache.errors",),
+    ("hicache.errors", "hicache.plain_values"),
     ("hicache.core",),
     ("hicache.topology",),
     ("hicache.config",),

@@ -28,6 +28,7 @@ EVIDENCE = (
     *("process_state", "scheduler_status", "ras"),
 )
 SNAPSHOT_FILES = ("snapshot.json",)
+THREAD_NAMES = ".threads.json"
 HEAD_BYTES = 1 << 16
 NAMED_MAX = 5
 
@@ -225,7 +226,7 @@ def reason(path: Path) -> str:
     """Why a file of another program is left out, or nothing."""
     from tracer.archives import is_archive
 
-    if path.name in SNAPSHOT_FILES:
+    if path.name in SNAPSHOT_FILES or is_beside_stacks(path):
         return ""
     if is_archive(path):
         return "an archive; give it by itself"
@@ -236,6 +237,15 @@ def reason(path: Path) -> str:
         return f"can't be read: {error.strerror}"
     known = any(importlib.import_module(f"tracer.importers.{name}").votes(head) for name in EVIDENCE)
     return "" if known else "a server's log or unknown; --with-logs takes it"
+
+
+def is_beside_stacks(path: Path) -> bool:
+    """Whether it has the names of the threads whose stacks are in the file beside it."""
+    if not path.name.endswith(THREAD_NAMES):
+        return False
+    own = path.name.removesuffix(THREAD_NAMES)
+    beside = (path.with_name(name) for name in (own, f"{own}.txt"))
+    return any(each.is_file() and not reason(each) for each in beside)
 
 
 def learned_names(found: Survey) -> Names:
@@ -280,7 +290,7 @@ def told(manifest: dict[str, Any], out: Path, mapping: Path | None, *, is_quiet:
         named = [f"{host['host']}: {ranks_text(host['ranks'])}" for host in runs[0]["hosts"][:NAMED_MAX]]
         more = len(runs[0]["hosts"]) - NAMED_MAX
         lines += paragraph("hosts", printable("; ".join(named) + (f"; and {more} more" if more > 0 else "")))
-    for label, entries in (("left out", manifest["left_out"]), ("note", manifest["notes"])):
+    for label, entries in (("left", manifest["left_out"]), ("note", manifest["notes"])):
         said = [f"{each['name']}: {each['why']}" if isinstance(each, dict) else each for each in entries]
         for sentence in said[:2]:
             lines += paragraph(label, printable(sentence))

@@ -10,10 +10,10 @@ import typer
 from cli.errors import OK, UNREADABLE, CliError, tell
 from cli.options import ExitZero, Json, Quiet, a_path
 
-READABLE = (
-    "logs of ours, flight recorder dumps, stacks of py-spy, pystack or faulthandler, logs of SGLang, NCCL "
-    "or gloo, NCCL RAS as JSON, or archives of these"
-)
+# Wrapped by hand to stand beside its label.
+READABLE = """logs of ours, flight recorder dumps, stacks of py-spy, pystack or
+            faulthandler, logs of SGLang, NCCL or gloo, NCCL RAS as JSON, or
+            archives of these"""
 NAMED_MAX = 4
 
 
@@ -84,6 +84,11 @@ def _nothing(paths: list[Path], found: object) -> CliError:
             expected="the logs that it was made from",
             hint='hicache query PATH "SELECT ..." reads it',
         )
+    refused = [file for file in found.dossier.files if file.refused]
+    if refused:
+        more = f"\n  and {len(refused) - NAMED_MAX:,} more" if refused[NAMED_MAX:] else ""
+        told = "".join(f"\n  refused   {file.name}: {file.refused}" for file in refused[:NAMED_MAX])
+        return CliError(f"nothing in {where} can be read{told}{more}", code=UNREADABLE, expected=READABLE)
     names = [file.name for file in found.dossier.files]
     shown = ", ".join(names[:NAMED_MAX]) + (
         f" and {len(names) - NAMED_MAX:,} more" if names[NAMED_MAX:] else ""

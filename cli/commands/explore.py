@@ -40,6 +40,7 @@ class Explored:
 
 
 def explore(
+    context: typer.Context,
     spec: Annotated[
         str,
         typer.Argument(
@@ -82,12 +83,27 @@ def explore(
 
     The exit code is the verdict on that run; 0 where every run was consistent.
     """
+    from cli.commands.run import refuse_what_does_not_apply
     from cli.output import refuse_unwritable
+    from hicache.zoo import SCENARIOS
 
+    sources = {name: str(getattr(context.get_parameter_source(name), "name", "")) for name in context.params}
+    refuse_what_does_not_apply(
+        {name for name, source in sources.items() if source == "COMMANDLINE"},
+        {
+            "seeds": "" if preemptions is None else "schedules by chance: no --preemptions",
+            "runs": "" if preemptions is not None else "--preemptions",
+            "seed": "" if spec in SCENARIOS else "a scenario of the zoo; a plan has its own seed",
+        },
+    )
     what = explored(spec, seed)
     if test is not None:
         if test.exists() and not overwrite:
             raise CliError(f"{test} is there already", hint="another --test, or --overwrite")
+        if not test.parent.is_dir():
+            raise CliError(
+                f"--test {test}: no folder {test.parent}", expected="a file in a folder that is there"
+            )
         refuse_unwritable(test)
     verdicts: dict[str, Verdict] = {}
 
@@ -269,7 +285,9 @@ def show_found(
     quiet: bool,
 ) -> None:
     from cli.commands.check import sentence
-    from cli.theme import COMMAND, paragraph, show, show_json
+    from cli.screens.table import counted
+    from cli.screens.verdict import coloured
+    from cli.theme import COMMAND, headline, paragraph, show, show_json
     from hicache.schedule import sparse_text
 
     last = shrunk or found
@@ -289,14 +307,18 @@ def show_found(
         }
         show_json(document)
         return
-    lines = sentence(verdict)
-    if not quiet:
+    if quiet:
+        lines = sentence(verdict)
+    else:
+        word = verdict.kind.upper().replace("_", " ")
+        told = [line.plain for line in headline(word, verdict.finding.summary, "")]
+        lines = coloured(told, verdict.kind)
         lines += paragraph("found", f"in run {found.runs:,} of {what.name}")
         if shrunk is not None:
             was = len([answer for answer in found.answers if answer])
-            more = f"{shrunk.runs - found.runs:,} runs"
+            more = counted(shrunk.runs - found.runs, "run")
             lines += paragraph(
-                "shrunk", f"from {was:,} choices that are not the dull one to {loud:,} ({more})"
+                "shrunk", f"from {counted(was, 'choice')} that differ from the dull ones to {loud:,} ({more})"
             )
         lines += paragraph("again", f"--schedule {text}", COMMAND)
         if test is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from cli.errors import OK, CliError
 from cli.options import ExitZero, Json, Logs, Quiet, one_of
 
 if TYPE_CHECKING:
+    from hicache.sim.reenact_state import State
     from tracer.log import Run
     from tracer.transfers import Replay
 
@@ -109,8 +111,8 @@ def replay(
         with spinner("reading", place, quiet=quiet):
             found = [replayed(run, name, ranks=wanted) for name in names]
         if policy is not None:
-            is_together = show_policy(found[0], policy, is_json=json, quiet=quiet)
-            return OK if is_together or exit_zero else DIVERGED
+            code = show_policy(found[0], policy, is_json=json, quiet=quiet)
+            return OK if exit_zero else code
         if step:
             show_steps(found[0], until, is_json=json, quiet=quiet)
         elif until is not None:
@@ -121,8 +123,9 @@ def replay(
 
 
 def show_reenacted(run: Run, ranks: list[int], path: Path, *, is_json: bool, quiet: bool) -> int:
-    """Every rank's decisions taken again; 10 where one differs, 4 where none could be taken again."""
+    """Every rank's decisions taken again; 10 where one differs, 4 where some could not be taken again."""
     from cli.screens.reenact import reenacted_json, reenacted_lines
+    from cli.screens.replay import on_one_line
     from cli.theme import show, show_json, spinner
     from hicache.sim.reenact import reenact
 
@@ -132,10 +135,10 @@ def show_reenacted(run: Run, ranks: list[int], path: Path, *, is_json: bool, qui
         show_json({"schema": SCHEMA, "reenact": [reenacted_json(each) for each in found]})
     else:
         lines = reenacted_lines(found, path)
-        show(lines[:1] if quiet else lines)
+        show(on_one_line(lines) if quiet else lines)
     if any(each.difference is not None for each in found):
         return DIVERGED
-    return INCOMPLETE if any(each.limits for each in found) else OK
+    return INCOMPLETE if any(each.limits or each.cut for each in found) else OK
 
 
 def show_states(run: Run, ranks: list[int], step: int, *, is_json: bool) -> int:
@@ -145,12 +148,23 @@ def show_states(run: Run, ranks: list[int], step: int, *, is_json: bool) -> int:
     from hicache.sim.reenact_state import state_at
 
     states = [state_at(run.lanes, rank, step) for rank in ranks]
+    demand_reached(states, step)
     if is_json:
         show_json({"schema": SCHEMA, "states": [state.to_json() for state in states]})
     else:
         for number, state in enumerate(states):
             show([*([""] if number else []), *state_lines(state, width())])
     return INCOMPLETE if any(state.undetermined for state in states) else OK
+
+
+def demand_reached(states: Sequence[State], step: int) -> None:
+    """Raises:
+    CliError: none of these ranks has come that far; one that has parted on the way would have.
+    """
+    ends = [state.log_end for state in states]
+    last = max((end for end in ends if end is not None), default=step)
+    if last < step and None not in ends and all(state.done.difference is None for state in states):
+        raise CliError(f"--at {step}: the logs end with step {last}")
 
 
 def chosen_run(path: Path, run_id: str | None) -> Run:
@@ -251,9 +265,9 @@ def show_steps(found: Replay, until: int | None, *, is_json: bool, quiet: bool) 
         show([*([""] if number else []), *at_step(found, each, width())])
 
 
-def show_policy(found: Replay, policy: str, *, is_json: bool, quiet: bool) -> bool:
-    """Whether ranks would have stayed together."""
-    from cli.screens.replay import what_if_json, what_if_lines
+def show_policy(found: Replay, policy: str, *, is_json: bool, quiet: bool) -> int:
+    """Whether ranks would have stayed together: 0, or 10; 4 where no log says what they counted."""
+    from cli.screens.replay import on_one_line, what_if_json, what_if_lines
     from cli.theme import show, show_json, width
     from tracer.what_if import what_if
 
@@ -263,5 +277,7 @@ def show_policy(found: Replay, policy: str, *, is_json: bool, quiet: bool) -> bo
         show_json(document)
     else:
         lines = what_if_lines(answer, found, width())
-        show(lines[:1] if quiet else lines)
-    return answer.parting is None
+        show(on_one_line(lines) if quiet else lines)
+    if answer.parting is not None:
+        return DIVERGED
+    return OK if answer.rounds else INCOMPLETE

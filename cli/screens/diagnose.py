@@ -143,12 +143,18 @@ def _grid(verdict: Verdict) -> list[str]:
         text = " ".join("".join(signs[rank] for rank in row[at : at + 8]) for at in range(0, len(row), 8))
         lines.append(f"{label.rjust(9)}  {text}"[:WIDTH])
     if len(rows) > len(shown[:4]):
-        lines.append(f"{' ' * INDENT} {len(rows) - len(shown[:4])} rows without any other sign are left out")
+        lines.append(f"{' ' * INDENT} {_left_out(len(rows) - len(shown[:4]))}")
     legend = ", ".join(f"{sign} {SIGNS[sign]}" for sign in SIGNS if sign in set(signs.values()))
     lines[0] = f"{lines[0]}   {legend}" if len(lines[0]) + len(legend) + 3 <= WIDTH else lines[0]
     if legend not in lines[0]:
         lines.append(" " * (INDENT + 1) + legend)
     return ["  ranks", *lines] if len(lines) > 1 else [f"{'  ranks'.ljust(INDENT)}{lines[0].strip()}"]
+
+
+def _left_out(count: int) -> str:
+    if count == 1:
+        return "1 row without any other sign is left out"
+    return f"{count} rows without any other sign are left out"
 
 
 def _tree(told: Diagnosis, lines_max: int) -> list[str]:

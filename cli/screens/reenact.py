@@ -51,8 +51,9 @@ def reenacted_lines(found: Sequence[Reenacted], path: Path) -> list[Text]:
         lines += paragraph("also", f"{ranks_text(rest)} later or at the same step")
     if differing and same:
         lines += paragraph("same", f"{ranks_text([each.rank for each in same])}, up to the end of the log")
-    for limits in list(dict.fromkeys(each.limits for each in limited))[:SHOWN_MAX]:
-        lines += paragraph("unsure", limits, DOUBT)
+    doubts = [each.limits for each in limited] + [each.cut for each in found if each.cut]
+    for told in list(dict.fromkeys(filter(None, doubts)))[:SHOWN_MAX]:
+        lines += paragraph("unsure", told, DOUBT)
     if differing:
         lines += next_step("check", path)
     return lines
@@ -72,7 +73,7 @@ def reenacted_json(each: Reenacted) -> dict[str, Any]:
             "by_the_rules": None if part.done is None else dict(part.done),
             "why": part.why or None,
         },
-        "undetermined": each.limits or None,
+        "undetermined": each.limits or each.cut or None,
     }
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from cli.screens.table import counted, table
-from cli.theme import BAD, DOUBT, GOOD, HEADING, headline, paragraph
+from cli.theme import BAD, DOUBT, GOOD, HEADING, INDENT, headline, paragraph
 
 if TYPE_CHECKING:
     from tracer.transfers import RankQueue, Replay, Transfer
@@ -39,7 +39,8 @@ def overview(found: Sequence[Replay], width: int) -> list[Text]:
     """One line for each queue, and for ranks that are alike in it."""
     first = found[0]
     ranks = [each.rank for each in first.ranks]
-    lines: list[Text] = headline("QUEUES", f"{_named(ranks)}, up to step {first.last_step:,}", HEADING)
+    until = f"up to step {first.last_step:,}" if first.last_step >= 0 else "without a step"
+    lines: list[Text] = headline("QUEUES", f"{_named(ranks)}, {until}", HEADING)
     rows: list[list[Any]] = []
     for replay in found:
         for members in _alike(replay.ranks, _summary):
@@ -193,6 +194,16 @@ def what_if_json(found: WhatIf, replay: Replay) -> dict[str, Any]:
         "undetermined_ranks": list(found.blind),
         "undetermined": _undetermined(replay),
     }
+
+
+def on_one_line(lines: Sequence[Text]) -> list[Text]:
+    """The headline alone, however long it is."""
+    told = lines[0].copy()
+    for line in lines[1:]:
+        if not line.plain.startswith(" " * INDENT):
+            break
+        told.append(" " + line.plain.strip())
+    return [told]
 
 
 def _by_count(counts: Mapping[int, int]) -> list[tuple[int, list[int]]]:

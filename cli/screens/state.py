@@ -20,6 +20,11 @@ LABELS = {"vote": "to vote", "write": "writes", "load": "loads", "prefetch": "re
 
 def state_lines(state: State, width: int) -> list[Text]:
     """Pools, queues, and the tree from its root, children below their parent."""
+    if state.done.limits:
+        return [
+            *headline("UNKNOWN", f"what rank {state.rank} held can't be made again", DOUBT),
+            *_unsure([state]),
+        ]
     nodes = counted(len(state.nodes), "node")
     lines: list[Text] = headline(
         "STATE", f"rank {state.rank} at the end of step {state.step:,}: {nodes}", HEADING
@@ -42,6 +47,13 @@ def state_lines(state: State, width: int) -> list[Text]:
 
 def diff_lines(first: State, second: State, width: int) -> list[Text]:
     """Nodes that are not alike on two ranks."""
+    if lacking := [each for each in (first, second) if each.done.limits]:
+        ranks = " and ".join(str(each.rank) for each in lacking)
+        noun = "rank" if len(lacking) == 1 else "ranks"
+        return [
+            *headline("UNKNOWN", f"what {noun} {ranks} held can't be made again", DOUBT),
+            *_unsure(lacking),
+        ]
     pairs = differing(first, second)
     at = f"step {min(first.step, second.step):,}"
     ranks = f"ranks {first.rank} and {second.rank}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import sys
 import termios
@@ -22,8 +23,12 @@ if TYPE_CHECKING:
 KEYS = "n next move  p previous  + - one step  a apart  g go to  q quit"
 CLEAR = "\x1b[H\x1b[2J"
 ARROWS = {"\x1b[C": "n", "\x1b[D": "p", "\x1b[A": "-", "\x1b[B": "+"}
+# One key: an escape sequence, whole, or a character. A key that is held down comes many at a time.
+KEY = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO[ -~]|\x1b[^\x1b\[O]|[\x00-\U0010ffff]", re.DOTALL)
+BEGUN = re.compile(rb"\x1b(\[[0-?]*[ -/]*|O)?\Z")
 # What of an escape sequence is not there yet comes within this.
 SEQUENCE_S = 0.05
+READ_MAX = 4096
 
 
 def step_through(found: Replay, start: int | None) -> None:
@@ -93,11 +98,21 @@ def _keys() -> Iterator[Iterator[str]]:
 
 
 def _read(fd: int) -> Iterator[str]:
-    while data := os.read(fd, 16):
-        if data == b"\x1b" and select.select([fd], [], [], SEQUENCE_S)[0]:
-            data += os.read(fd, 16)
-        text = data.decode("utf-8", "ignore")
-        if text in ARROWS:
-            yield ARROWS[text]
-        else:
-            yield from ("q" if key in ("\x04", "\x1b") else key for key in text)
+    while data := _bytes(fd):
+        while BEGUN.search(data) and len(data) < READ_MAX and select.select([fd], [], [], SEQUENCE_S)[0]:
+            more = _bytes(fd)
+            data += more
+            if not more:
+                break
+        for key in KEY.findall(data.decode("utf-8", "ignore")):
+            # Some terminals say the same with another letter.
+            arrow = ARROWS.get(key.replace("\x1bO", "\x1b["))
+            yield arrow or ("q" if key in ("\x04", "\x1b") else key)
+
+
+def _bytes(fd: int) -> bytes:
+    """What was typed; nothing once the terminal is gone."""
+    try:
+        return os.read(fd, 64)
+    except OSError:
+        return b""

@@ -147,7 +147,8 @@ class _Case:
             RULE,
             11 if is_named else 20,
             summary,
-            "medium" if is_named else "undetermined",
+            # A file that nobody collected looks like this too.
+            "low" if is_named else "undetermined",
             stands=stands,
             culprit=silent if is_named else (),
             unknown=unknown,
@@ -160,6 +161,7 @@ class _Case:
             ],
             alternatives=(
                 Alternative(f"all have joined {stands[0].call}, and nobody gets further", ALL_JOINED),
+                *([Alternative("its newest dump was not collected", RULE)] if is_named else []),
             ),
         )
 
@@ -231,7 +233,7 @@ class _Case:
             tuple(basis),
             culprit=tuple(culprit),
             victims=tuple(sorted(waiting)),
-            silent=tuple(rank for rank in silent if rank not in culprit),
+            silent=tuple(silent),
             unknown=tuple(unknown),
             evidence=(
                 *self._evidence("culprit", culprit, stands),

@@ -80,7 +80,8 @@ def _named(
         RULE,
         f"{ranks_text(waited)} waited in vain, and {ranks_text(silent)}, which nobody else is left for, "
         "says nothing",
-        "medium",
+        # A log that was cut or rotated, beside a rank without any, looks the same.
+        "low",
         basis=("all others report", "its log ends without an error"),
         culprit=silent,
         victims=victims,

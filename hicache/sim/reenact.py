@@ -21,7 +21,7 @@ from hicache.config import Config, StorageConfig
 from hicache.control.cache import Cache
 from hicache.errors import HiCacheError
 from hicache.loop import Signal
-from hicache.probes import KINDS, REPLICA, Probes
+from hicache.probes import KINDS, MISPAIRED, REPLICA, Probes
 from hicache.rank import SCHEDULER, Parts, Ports, build_rank, lane_names
 from hicache.sim.reenact_ports import (
     ROUND,
@@ -77,6 +77,8 @@ class Reenacted:
         records: that came out again, up to the end of the log or to the difference.
         agreed: those of them that all ranks of a replica write alike.
         limits: why it could not be done at all, or not to the end; empty otherwise.
+        cut: why its log goes no further than it does, where that is not the end of its run.
+        is_reached: whether every record up to there was looked at; not where what it follows from is cut off.
     """
 
     rank: int
@@ -84,6 +86,8 @@ class Reenacted:
     difference: Difference | None
     limits: str = ""
     agreed: int = 0
+    cut: str = ""
+    is_reached: bool = True
 
     @property
     def is_same(self) -> bool:
@@ -122,8 +126,10 @@ def prepared(
     if main.begin:
         return Reenacted(rank, 0, None, main.begin)
     records = [*_scheduler_records(main)]
-    if limits := _limits(main, config):
+    if limits := _limits(main):
         return Reenacted(rank, 0, None, limits)
+    if not records:
+        return Reenacted(rank, 0, None, main.cut or f"rank {rank} has logged no decision")
     others = {name: [*lane.records(is_lenient=True)] for name, lane in own.items() if name != SCHEDULER}
     end = len(records)
     if until_seq is not None:
@@ -133,16 +139,25 @@ def prepared(
     if until_agreed is not None:
         places = [at for at, record in enumerate(records) if _is_agreed(record)]
         end = places[until_agreed] if until_agreed < len(places) else len(records)
-    return Reenacting(config, rank, records, others, end)
+    judged = _until_open_insert(records)
+    return Reenacting(config, rank, records, others, min(end, judged), main, is_reached=end <= judged)
 
 
-def _limits(main: LaneLog, config: Config) -> str:
+def _until_open_insert(records: Sequence[Record]) -> int:
+    """How many records can be judged: what an insert does follows from its pages, told where it returns."""
+    for at in range(len(records) - 1, -1, -1):
+        if records[at]["kind"] == "insert":
+            return at + 1 if records[at].get("phase") == "call" else len(records)
+    return len(records)
+
+
+def _limits(main: LaneLog) -> str:
     if main.loss:
         return main.loss
     if THROTTLE.name in main.kinds_seen:
         return f"rank {main.rank}: steps were left out of its log"
-    if config.meeting_guard:
-        return "with the meeting guard a call may end by an error that no record explains"
+    if MISPAIRED.name in main.kinds_seen:
+        return f"rank {main.rank}: the meeting guard has ended a call, and no record has what it compared"
     return ""
 
 
@@ -198,9 +213,13 @@ class Reenacting:
 
     Args:
         end: records of the log that are; those behind are only looked ahead at.
+        main: the scheduler's lane, which has been read.
+        is_reached: whether `end` is what was asked for.
 
     Attributes:
         cache: of the rank, once it has been run.
+        log_end: the last step of its log.
+        is_whole: whether it came to the end of its run.
     """
 
     def __init__(
@@ -210,7 +229,14 @@ class Reenacting:
         records: Sequence[Record],
         lanes: Mapping[str, Sequence[Record]],
         end: int,
+        main: LaneLog,
+        *,
+        is_reached: bool = True,
     ) -> None:
+        self._is_reached = is_reached
+        self.log_end = int(records[-1]["step"])
+        self.is_whole = main.outcome == "completed"
+        self._cut = main.cut
         self._config = config
         self._rank = rank
         self._tape = Tape(records, end)
@@ -243,7 +269,8 @@ class Reenacting:
         finally:
             coroutine.close()
         agreed = sum(map(_is_agreed, tape.records[: tape.at]))
-        return Reenacted(self._rank, tape.at, difference, agreed=agreed)
+        is_reached = self._is_reached and tape.at >= tape.end
+        return Reenacted(self._rank, tape.at, difference, agreed=agreed, cut=self._cut, is_reached=is_reached)
 
     @property
     def last_step(self) -> int:
@@ -267,7 +294,7 @@ class Reenacting:
         own = probes[SCHEDULER]
         has_storage = config.storage.backend != "none"
         wire = TapeWire(tape, prompts, self._published)
-        transport = TapeTransport(config.topology, self._rank, wire, own, self._published)
+        transport = TapeTransport(config.topology, self._rank, tape, wire, own, self._published)
         at = config.topology.coordinates(self._rank)
         pages = {each["pool"]: each["own_pages"] for each in tape.records if each["kind"] == "capacity"}
         is_first = (at.pp, at.cp, at.tp) == (0, 0, 0)

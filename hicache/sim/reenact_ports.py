@@ -26,7 +26,7 @@ from hicache.control.queues import Hit, Prefetch, Progress, StorageBackup
 from hicache.core import Abort, Arrival, Command, Queue, Slot, Transfer
 from hicache.errors import HiCacheError
 from hicache.ledger import Ledger, TierTags, WrongPage
-from hicache.ports import Found
+from hicache.ports import Axis, Found, Reduce
 from hicache.probes import Probes
 from hicache.sim.reenact_prompts import Prompts
 from hicache.topology import Topology
@@ -92,6 +92,11 @@ class Tape:
         places = self._places.get((kind, phase), [])
         at = bisect_left(places, self.at)
         return places[at] if at < len(places) else None
+
+    def last(self, kind: str, phase: str = "") -> Record:
+        """The newest record of a kind that has been done again; there must be one."""
+        places = self._places[kind, phase]
+        return self.records[places[bisect_left(places, self.at) - 1]]
 
     def demand(self, kind: str, phase: str = "") -> Record:
         """
@@ -299,9 +304,37 @@ class TapeWire:
 class TapeTransport(LaneTransport):
     """The scheduler's way to its peers, all of whom are the log."""
 
-    def __init__(self, topology: Topology, rank: int, wire: TapeWire, probes: Probes, published: Published):
+    def __init__(
+        self,
+        topology: Topology,
+        rank: int,
+        tape: Tape,
+        wire: TapeWire,
+        probes: Probes,
+        published: Published,
+    ) -> None:
         super().__init__(Seat(topology, rank), wire, probes)
+        self._tape = tape
         self._published = published
+        # A rank that has its stage to itself meets nobody: what it saw itself is what the stage agrees on.
+        self._is_alone = topology.cp == topology.tp == 1
+
+    async def all_reduce(
+        self, axis: Axis, values: Sequence[int], *, op: Reduce, purpose: str, channel: str
+    ) -> list[int]:
+        if self._is_alone:
+            values = self._seen(list(values), purpose)
+        return await super().all_reduce(axis, values, op=op, purpose=purpose, channel=channel)
+
+    def _seen(self, values: list[int], purpose: str) -> list[int]:
+        """`values` with what only this rank's clock and memory could say, by its log."""
+        if purpose == TIMEOUT:
+            return [int(bool(self._tape.demand("prefetch_poll").get("is_late")))]
+        if purpose == ROUND:
+            own = self._tape.last(ROUND, "call")
+            # Slots never run out here; there they did. Behind the count come the digest and its negative.
+            values[-3] = own.get("backups_reserved") or 0
+        return values
 
     async def drain_sends(self, channel: str) -> None:
         # An event round begins so, and then counts what has been published.

@@ -57,6 +57,9 @@ class State:
         queues: name -> what is in it, oldest first, as plain values; `vote` are backups that wait for the
             next event round.
         done: how the run up to here went.
+        wanted: the step that was asked for.
+        log_end: the last step of its log; None where that can't be done again.
+        is_whole: whether its log goes to the end of its run.
     """
 
     rank: int
@@ -65,6 +68,9 @@ class State:
     pools: tuple[Pool, ...]
     queues: dict[str, list[dict[str, Any]]]
     done: Reenacted
+    wanted: int = 0
+    log_end: int | None = None
+    is_whole: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -83,17 +89,41 @@ class State:
             return self.done.limits
         part = self.done.difference
         if part is None:
+            if self.log_end is not None and self.is_short:
+                return f"rank {self.rank}: its log ends with step {self.log_end:,}, where this is the state"
             return ""
         return (
             f"rank {self.rank}: record {part.seq:,} at step {part.step:,} does not follow from its inputs; "
             "this is the state in front of it"
         )
 
+    @property
+    def is_short(self) -> bool:
+        """Whether the log ends before that step, or is cut within it."""
+        if self.log_end is None or self.log_end < self.wanted:
+            return True
+        return self.log_end == self.wanted and bool(self.done.cut)
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether this is the end of the step, and not some place in it where the rank or its log stopped."""
+        if self.done.difference is not None or self.log_end is None:
+            return False
+        return self.log_end > self.wanted or (self.log_end == self.wanted and self.is_whole)
+
+
+def replicas(lanes: Iterable[LaneLog]) -> dict[int, int]:
+    """Rank -> its replica, whose ranks have one tree; ranks that do not say so are in 0."""
+    return {lane.rank: lane.coordinates.get("dp", 0) for lane in lanes}
+
 
 def states_at(lanes: Sequence[LaneLog], ranks: Sequence[int], step: int) -> list[State]:
-    """Ranks at the same place: the end of a step, or in front of the first decision that does not follow."""
+    """Ranks of a replica at the same place: the end of a step, or where the first of them goes no further.
+
+    That is in front of the first decision that does not follow, or at the end of a log.
+    """
     found = [state_at(lanes, rank, step) for rank in ranks]
-    short = [each.done.agreed for each in found if each.done.difference is not None]
+    short = [each.done.agreed for each in found if not each.is_comparable and each.log_end is not None]
     if not short:
         return found
     first = min(short)
@@ -107,14 +137,17 @@ def state_at(lanes: Iterable[LaneLog], rank: int, step: int, *, until_agreed: in
     """The state of one rank at the end of a step, or behind so many records that the replica agrees on."""
     ready = prepared(lanes, rank, until_step=step, until_agreed=until_agreed)
     if isinstance(ready, Reenacted):
-        return State(rank, -1, (), (), {}, ready)
+        return State(rank, -1, (), (), {}, ready, step)
     done = ready.run()
     cache = ready.cache
     assert cache is not None
     nodes = tuple(
         _node(node) for node in sorted(cache.tree.walk(), key=lambda node: (node.end_page, node.id))
     )
-    return State(rank, ready.last_step, nodes, tuple(_pools(cache)), _queues(cache), done)
+    pools = tuple(_pools(cache))
+    return State(
+        rank, ready.last_step, nodes, pools, _queues(cache), done, step, ready.log_end, ready.is_whole
+    )
 
 
 def _node(node: Node) -> NodeState:

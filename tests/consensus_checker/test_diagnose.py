@@ -10,7 +10,7 @@ import pytest
 from consensus_checker.diagnose import Diagnosis
 from consensus_checker.finding import Finding
 from tests.consensus_checker.test_check import SCHEMA, faults
-from tests.support.evidence import WATCHDOG, diagnosed, dump, put
+from tests.support.evidence import STACK, WATCHDOG, diagnosed, dump, put
 from tests.support.hearts import beating, write_logs
 from tests.support.mutate import mutations
 from tracer.errors import LogError
@@ -55,6 +55,17 @@ def test_logs_that_nobody_closed_are_the_stall_that_their_hearts_tell(tmp_path: 
     told = diagnosed(write_logs(tmp_path, beating(STALL, dict.fromkeys(RANKS, 40.0))))
     assert brief(told) == ("stall", 11, (2,))
     assert told.verdict.coverage.truncated == (0, 1, 2)
+
+
+def test_a_rank_of_which_nobody_has_anything_new_is_a_guess_however_many_miss_it(tmp_path: Path) -> None:
+    stands = STACK.format(func="writing_check", call="all_reduce", line=700)
+    looks = {f"look{look}/trace_rank_{rank}": dump(41, open_calls=1) for look in (2, 3) for rank in (0, 1)}
+    looks |= {f"look{look}/stacks_rank_{rank}.txt": stands for look in (2, 3) for rank in (0, 1)}
+    old = STACK.format(func="copy_pages", call="sleep", line=60)
+    told = diagnosed(put(tmp_path, {"look1/trace_rank_2": dump(38), "look1/stacks_rank_2.txt": old, **looks}))
+    finding = told.verdict.finding
+    assert (brief(told), finding.level) == (("stall", 11, (2,)), "low")
+    assert "its newest dump was not collected" in [one.summary for one in finding.alternatives]
 
 
 def test_dumps_alone_name_the_rank_that_did_not_join(tmp_path: Path) -> None:
@@ -181,3 +192,9 @@ def test_nothing_but_a_run_that_cannot_be_read_is_an_error(tmp_path: Path) -> No
     put(tmp_path, {"rank0000.scheduler.000.jsonl": "nothing of ours\n"})
     with pytest.raises(LogError, match="no readable log"):
         diagnosed(tmp_path)
+
+
+def test_of_several_jobs_in_one_folder_the_one_that_is_told_is_named(tmp_path: Path) -> None:
+    write_logs(tmp_path / "a", beating(FINE, {}, runs=dict.fromkeys(RANKS, "run-a")))
+    write_logs(tmp_path / "b", beating(DIVERGED, {}, runs=dict.fromkeys(RANKS, "run-b")))
+    assert "2 runs are here, and this is run run-b" in diagnosed(tmp_path).verdict.coverage.doubts

@@ -32,6 +32,16 @@ def test_a_rank_whose_log_was_never_closed_while_all_others_were_is_dead() -> No
     assert [entry.supports for entry in finding.evidence] == ["culprit 2", "victim 0", "victim 1"]
 
 
+def test_beside_a_rank_without_any_log_who_ended_first_is_only_a_guess() -> None:
+    # Rank 3 may have sent too much, and gloo have ended rank 2 for it.
+    finding = check(history(KILLED, world_size=4)).finding
+    assert (finding.culprit, finding.level, finding.code) == ((2,), "low", 14)
+    assert finding.summary == (
+        "rank 2 ended in step 0 without closing its log; every other rank that is here closed its own"
+    )
+    assert [one.summary for one in finding.alternatives][1:] == ["rank 3, without any log, ended first"]
+
+
 @pytest.mark.parametrize("end", ["#hung", "#crashed"])
 def test_peers_of_a_dead_rank_may_hang_or_fail_in_the_call_in_which_they_miss_it(end: str) -> None:
     assert named(KILLED.replace("#stopped", end)) == ("dead", 14, (2,), (), "high")

@@ -71,7 +71,7 @@ def test_logs_of_a_job_that_still_runs_accuse_nobody(tmp_path: Path) -> None:
     told = diagnosed(folder).verdict
     assert (told.kind, told.code, told.finding.culprit) == ("incomplete", 4, ())
     assert [one.summary for one in told.finding.alternatives] == [
-        "when the logs break off ranks 0-1 are in all_reduce tp0/events #9 and rank 2 is not: a stall, if "
+        "ranks 0-1 are in all_reduce tp0/events #9 and rank 2 is not where the logs break off: a stall, if "
         "that lasted"
     ]
 

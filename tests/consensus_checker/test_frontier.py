@@ -237,8 +237,8 @@ def test_a_rank_without_a_dump_is_named_where_the_others_wait_for_exactly_it() -
         members={"tp": [0, 1, 2]},
     )
     (claim,) = find(dumps)
-    assert (claim.finding.level, claim.finding.culprit, claim.missing) == ("medium", (2,), (2,))
-    assert [one.rule for one in claim.finding.alternatives] == ["fr_all_joined"]
+    assert (claim.finding.level, claim.finding.culprit, claim.missing) == ("low", (2,), (2,))
+    assert [one.rule for one in claim.finding.alternatives] == ["fr_all_joined", "fr_not_joined"]
 
 
 def test_of_two_ranks_without_a_dump_neither_is_named() -> None:

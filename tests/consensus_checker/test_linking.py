@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from consensus_checker.finding import Evidence, Finding, Victim
+from consensus_checker.finding import Alternative, Evidence, Finding, Victim
 from consensus_checker.history import History
 from consensus_checker.linking import joined
 from consensus_checker.own_evidence import Own
@@ -134,6 +134,16 @@ def test_what_looked_like_a_stall_in_one_look_is_nothing_where_the_next_shows_pr
     one_look = replace(NOTHING, kind="incomplete", rule="one_look", summary="one look")
     assert joined(None, Weighed((one_look,)), moved) == (moved, [])
     assert joined(None, Weighed((one_look,)), NOTHING) == (one_look, [])
+
+
+def test_where_logs_of_a_job_that_goes_on_break_off_is_no_stall() -> None:
+    stall = Alternative("rank 0 is in a call where the logs break off", "stall_not_joined")
+    cut = replace(NOTHING, kind="incomplete", alternatives=(stall,))
+    moved = replace(NOTHING, kind="consistent", code=0)
+    finding, _rest = joined(own(cut), Weighed(()), moved)
+    assert (finding.code, finding.alternatives) == (4, ())
+    assert finding.ruled_out == (("a stall", "two looks show that every rank went on"),)
+    assert joined(own(cut), Weighed(()), NOTHING)[0] == cut
 
 
 def test_without_own_logs_the_first_claim_is_the_verdict_and_without_claims_what_there_is() -> None:

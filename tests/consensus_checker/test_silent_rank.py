@@ -15,7 +15,7 @@ def findings(folder: Path, **logs: str) -> list[Finding]:
 
 def test_the_only_rank_that_says_nothing_is_whom_all_others_waited_for(tmp_path: Path) -> None:
     (found,) = findings(tmp_path, rank_0=GLOO_TIMEOUT, rank_1=FINE, rank_2=GLOO_TIMEOUT)
-    assert (found.code, found.culprit, found.victims, found.level) == (11, (1,), (0, 2), "medium")
+    assert (found.code, found.culprit, found.victims, found.level) == (11, (1,), (0, 2), "low")
     assert (
         found.evidence[0].file,
         found.evidence[0].record,

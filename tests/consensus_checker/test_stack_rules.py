@@ -318,7 +318,7 @@ def test_a_rank_of_which_there_is_no_look_since_the_others_stopped_is_silent_and
     finding = claim.finding
     assert (*(finding.rule, finding.level, finding.culprit, finding.silent),) == (
         "stack_not_joined",
-        "medium",
+        "low",
         (2,),
         (2,),
     )

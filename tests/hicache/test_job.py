@@ -42,6 +42,33 @@ def test_something_else_is_not_a_plan(text: str) -> None:
         PlanSpec.from_json(text)
 
 
+@pytest.mark.parametrize(
+    ("written", "instead", "told"),
+    [
+        ('"write_policy": "write_through"', '"write_policy": "wrong"', "config.write_policy is 'wrong'"),
+        ('"agentic": "', '"agentic": 5, "x": "', "PlanSpec"),
+        ('"backend": "memory"', '"backend": "s3"', "config.storage.backend is 's3'"),
+        ('"pp": 2', '"pp": 2.0', "config.topology.pp is 2.0, expected a whole number"),
+        ('"limit": 3', '"limit": "3"', "limit is '3', expected a whole number or null"),
+        ('"limit": 3', '"limit": -3', "limit is -3"),
+        ('"max_size_bytes": 1000', '"max_size": 1000', "max_size"),
+        ('"max_size_bytes": 1000', '"max_size_bytes": "1000"', "'<=' not supported"),
+        ('"commands": "attach@40,flush@120"', '"commands": []', "commands is \\[\\], expected a text"),
+        ('"cache_output": true', '"cache_output": 1', "config.cache_output is 1, expected true or false"),
+    ],
+)
+def test_a_value_that_is_none_of_its_kind_is_named(written: str, instead: str, told: str) -> None:
+    text = SPEC.to_json()
+    assert written in text
+    with pytest.raises(ConfigError, match=told):
+        PlanSpec.from_json(text.replace(written, instead))
+
+
+def test_a_plan_without_end_is_refused() -> None:
+    with pytest.raises(ConfigError, match="not a plan of this version"):
+        PlanSpec.from_json("[" * 100_000)
+
+
 def test_a_plan_is_the_same_run_in_every_process() -> None:
     one, other = SPEC.plan(), PlanSpec.from_json(SPEC.to_json()).plan()
     assert (one.run_id, one.digest_key, one.workload_name) == (

@@ -88,9 +88,15 @@ class Gathered:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether nothing that was found is evidence."""
-        is_known = any(file.format is not None or file.refused for file in self.dossier.files)
-        return not (self.runs or self.divergences or is_known)
+        """Whether nothing that was found is evidence, or could be read."""
+        return not (self.runs or self.divergences or self.has_foreign)
+
+    @property
+    def has_foreign(self) -> bool:
+        """Whether any file of another program told something."""
+        own = self.dossier
+        has_rows = bool(own.dumps or own.stacks or own.lines or own.statuses or own.polls)
+        return has_rows or any(file.format is not None and not file.refused for file in own.files)
 
 
 @contextmanager
@@ -297,6 +303,8 @@ class _Reading:
             read.refused = _one_line(error)
         except RecursionError:
             read.refused = "it is nested too deep"
+        read = self._dossier.files[index]
+        read.refused = _without_name(file, read.refused)
         if read.format is None and not read.refused:
             self._name_stranger(file, read)
         self._seats.fill(self._dossier, index, begin)
@@ -438,6 +446,13 @@ def _digest(path: Path) -> bytes:
             return blake2b(file.read(COPY_BYTES_MAX), digest_size=16).digest()
     except OSError:
         return b""
+
+
+def _without_name(file: File, refused: str | None) -> str | None:
+    """Why a file was refused, where its name and that it was are told beside it."""
+    for told in (f"{file.name}: ", f"{file.path.name}: ", f"{file.name} ", f"{file.path.name} ", "refused: "):
+        refused = refused.removeprefix(told) if refused else refused
+    return refused
 
 
 def _one_line(error: Exception) -> str:

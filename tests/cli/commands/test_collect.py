@@ -19,6 +19,7 @@ from cli.app import main
 from cli.errors import INTERRUPTED
 from hicache.zoo import SCENARIOS
 from tests.cli.conftest import Hicache
+from tests.support.evidence import STACK, put
 
 REPO = Path(__file__).resolve().parents[3]
 # What a server's own log looks like, and what a process dump does.
@@ -115,6 +116,18 @@ def test_server_logs_come_along_only_when_asked(hosts: Path, hicache: Hicache) -
     (left_out,) = json.loads(Path("without/bundle.json").read_text())["left_out"]
     assert left_out["name"] == "host-0/server.log"
     assert [path.read_text() for path in Path("with").rglob("server.log")] == [SERVER_LOG]
+
+
+def test_names_of_threads_go_with_the_stacks_beside_them(hosts: Path, hicache: Hicache) -> None:
+    stacks = STACK.format(func="writing_check", call="all_reduce", line=700)
+    files = {"stacks_rank_0.txt": stacks, "stacks_rank_0.threads.json": "{}", "alone.threads.json": "{}"}
+    put(Path("host-0"), files)
+    said = hicache("collect", "host-0", "-o", "bundle")
+    assert sorted(path.name for path in Path("bundle/evidence").rglob("*.*")) == [
+        "stacks_rank_0.threads.json",
+        "stacks_rank_0.txt",
+    ]
+    assert "  left    host-0/alone.threads.json: a server's log or unknown" in said.out
 
 
 def test_nothing_that_was_planted_is_in_an_anonymised_bundle(hosts: Path, hicache: Hicache) -> None:

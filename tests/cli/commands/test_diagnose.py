@@ -23,6 +23,10 @@ STACKS = {
 }
 
 
+# A pickle that would call a function of the system.
+HOSTILE = b"\x80\x02cposix\nsystem\nq\x00X\x02\x00\x00\x00idq\x01\x85q\x02Rq\x03."
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -122,6 +126,23 @@ def test_strangers_alone_are_nothing_to_read(place: Path, hicache: Hicache) -> N
     assert said.err.splitlines()[0] == "error: no evidence in job: 1 file that nobody knows (readme.md)"
 
 
+def test_where_all_is_refused_nothing_was_read_and_each_reason_is_told(place: Path, hicache: Hicache) -> None:
+    said = hicache("diagnose", put(place, {"trace_rank_0": HOSTILE, "trace_rank_1": HOSTILE}))
+    assert (said.code, said.out) == (3, "")
+    assert said.err.splitlines()[:2] == [
+        "error: nothing in job can be read",
+        "  refused   trace_rank_0: opcode GLOBAL at byte 2, which would import "
+        "posix.system; plain data needs none",
+    ]
+
+
+def test_logs_that_nobody_can_read_are_code_3_beside_whatever(place: Path, hicache: Hicache) -> None:
+    files = {"rank0000.scheduler.000.jsonl": "junk\n", "readme.md": "# About\n"}
+    said = hicache("diagnose", put(place, files))
+    assert (said.code, said.out) == (3, "")
+    assert said.err.splitlines()[0] == "error: no readable log in job"
+
+
 def test_an_empty_folder_and_a_path_that_is_not_there_are_code_3(place: Path, hicache: Hicache) -> None:
     place.mkdir()
     assert [hicache("diagnose", path).code for path in (place, "nowhere")] == [3, 3]
@@ -137,8 +158,7 @@ def test_a_kept_database_is_said_to_be_one(place: Path, hicache: Hicache) -> Non
 
 
 def test_a_pickle_that_would_run_something_is_refused_by_name(place: Path, hicache: Hicache) -> None:
-    hostile = b"\x80\x02cposix\nsystem\nq\x00X\x02\x00\x00\x00idq\x01\x85q\x02Rq\x03."
-    said = hicache("diagnose", put(place, {**GIVEN_UP, "trace_rank_7": hostile}), "--json")
+    said = hicache("diagnose", put(place, {**GIVEN_UP, "trace_rank_7": HOSTILE}), "--json")
     assert said.code == 11
     refused = [file for file in json.loads(said.out)["coverage"]["sources"]["files"] if file["refused"]]
     assert [file["name"] for file in refused] == ["trace_rank_7"]
@@ -190,3 +210,19 @@ def test_lines_of_sglangs_own_checker_are_judged_with_what_else_the_log_says(
     document = json.loads(said.out)
     assert (said.code, document["ranks"]["culprit"]) == (10, [2])
     assert document["coverage"]["sources"]["ranks"]["divergence lines"] == [0, 1, 2]
+
+
+def test_of_many_ranks_the_rows_with_nothing_to_see_are_counted(place: Path, hicache: Hicache) -> None:
+    dumps = {
+        f"trace_rank_{rank}": dump(
+            41 - (rank == 9), open_calls=int(rank != 9), members=range(64), is_given_up=True
+        )
+        for rank in range(64)
+    }
+    lines = hicache("diagnose", put(place, dumps)).out.splitlines()
+    assert lines[0] == "STALLED   rank 9 did not join all_reduce #41 of 1 (tp)"
+    at = lines.index("  ranks")
+    assert lines[at + 1 : at + 3] == [
+        "     0-31  WWWWWWWW W!WWWWWW WWWWWWWW WWWWWWWW   W waits, ! missing",
+        "           1 row without any other sign is left out",
+    ]

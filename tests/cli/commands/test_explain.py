@@ -16,8 +16,11 @@ def test_every_page_is_narrow_and_plain(name: str, hicache: Hicache) -> None:
     assert [line for line in lines if len(line) > 80 or line != line.rstrip() or "```" in line] == []
 
 
-def test_a_class_may_be_written_in_small_letters(hicache: Hicache) -> None:
-    assert hicache("explain", "hc02").out == hicache("explain", "HC02").out
+@pytest.mark.parametrize(
+    ("typed", "page"), [("hc02", "HC02"), ("HC2", "HC02"), ("FR_Not_Joined", "fr_not_joined")]
+)
+def test_a_name_may_be_written_as_it_comes_to_hand(typed: str, page: str, hicache: Hicache) -> None:
+    assert hicache("explain", typed).out == hicache("explain", page).out
 
 
 def test_the_list_has_every_page_with_its_first_sentence(hicache: Hicache) -> None:

@@ -77,3 +77,26 @@ def test_a_file_that_is_no_plan_and_a_test_that_is_there_are_refused(
     assert hicache("explore", tmp_path / "x.json").code == 2
     (tmp_path / "test_x.py").write_text("")
     assert hicache("explore", plan, "--test", tmp_path / "test_x.py").code == 2
+
+
+def test_a_screen_keeps_to_80_columns(hicache: Hicache, plan: Path) -> None:
+    said = hicache("explore", plan, "--preemptions", 1, "--no-shrink")
+    assert max(map(len, said.out.splitlines())) <= 80
+    assert "  scope dp0" in said.out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--runs", 5], "error: --runs changes nothing here"),
+        (["--seeds", 5, "--preemptions", 1], "error: --seeds changes nothing here"),
+        (["--seed", 5], "error: --seed changes nothing here"),
+        (["--test", "no/such/test_x.py"], "error: --test no/such/test_x.py: no folder no/such"),
+    ],
+)
+def test_options_that_change_nothing_are_refused(
+    hicache: Hicache, plan: Path, words: list[object], told: str
+) -> None:
+    said = hicache("explore", plan, *words)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith(told)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from cli.app import main
+from cli.screens.stepper import _read
 from consensus_checker.check import check
 from tests.cli.conftest import Hicache
 from tracer.log import find_logs
@@ -249,3 +250,80 @@ def test_whole_ranks_are_not_mixed_with_queues(
     said = hicache(words[0], skipped, *words[1:])
     assert (said.code, said.out) == (2, "")
     assert said.err.startswith(told)
+
+
+def test_a_step_behind_the_end_of_the_logs_is_refused(hicache: Hicache, skipped: Path) -> None:
+    for command in ("replay", "diff-tree"):
+        said = hicache(command, skipped, "--at", "4000")
+        assert (said.code, said.out) == (2, "")
+        assert said.err.startswith("error: --at 4000: the logs end with step ")
+
+
+def test_a_rank_whose_log_was_cut_is_compared_as_far_as_it_goes(
+    hicache: Hicache, skipped: Path, tmp_path: Path
+) -> None:
+    for file in skipped.glob("rank000[01].*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    first, *later = sorted(tmp_path.glob("rank0001.scheduler.*.jsonl"))
+    for file in later:
+        file.unlink()
+    first.write_bytes(first.read_bytes()[:40_000])
+    said = hicache("diff-tree", tmp_path, "--at", "30")
+    assert said.code == 4
+    assert said.out.startswith("ALIKE SO FAR  ranks 0 and 1 have the same ")
+    assert "rank 1: its log ends with step " in " ".join(said.out.split())
+    # Without a decision there is no state, and so nothing to be different.
+    first.write_bytes(first.read_bytes().splitlines(keepends=True)[0])
+    for words in (["diff-tree"], ["replay", "--rank", "1"]):
+        said = hicache(words[0], tmp_path, *words[1:], "--at", "3")
+        assert (said.code, said.out[:37]) == (4, "UNKNOWN   what rank 1 held can't be m")
+
+
+def test_trees_of_two_replicas_are_not_compared(hicache: Hicache, tmp_path: Path) -> None:
+    words = ["--dp", 2, "--page-size", 16, "--agentic", "conversations=2,rounds=2,max-context=400,output=8"]
+    assert hicache("run", *words, "--out", tmp_path / "run", "--quiet").code == 0
+    said = hicache("diff-tree", tmp_path / "run", "--at", "2", "--rank", "0", "--rank", "1")
+    assert (said.code, said.err.splitlines()[0]) == (
+        *(2, "error: --rank: ranks 0 and 1 are of two replicas, which have a tree each"),
+    )
+    # Nor by themselves, where no two ranks have one tree.
+    assert hicache("diff-tree", tmp_path / "run", "--at", "2").code == 2
+
+
+def test_logs_that_never_counted_leave_another_agreement_unknown(
+    hicache: Hicache, skipped: Path, tmp_path: Path
+) -> None:
+    first = next(skipped.glob("rank0000.scheduler.*.jsonl"))
+    (tmp_path / first.name).write_bytes(first.read_bytes().splitlines(keepends=True)[0])
+    said = hicache("replay", tmp_path, "--queue", "write", "--policy", "local", "--quiet")
+    assert (said.code, said.out.split()[0]) == (4, "UNKNOWN")
+    assert hicache("replay", tmp_path).out.startswith("QUEUES    rank 0, without a step\n")
+
+
+def test_quiet_is_the_whole_sentence_on_one_line(hicache: Hicache, skipped: Path) -> None:
+    said = hicache("replay", skipped, "--reenact", "--quiet")
+    assert said.out.endswith("does not follow from what it was given\n")
+    assert said.out.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "keys"),
+    [
+        (b"\x1b[B\x1b[B\x1bOBn", ["+", "+", "+", "n"]),
+        (b"\x1b[6~q", ["\x1b[6~", "q"]),
+        (b"\x1b", ["q"]),
+        (b"\x1b[1;5C\x04", ["\x1b[1;5C", "q"]),
+        ("\u00e9\n".encode(), ["\u00e9", "\n"]),
+        (b"\x1b[B" * 40, ["+"] * 40),
+    ],
+    ids=repr,
+)
+def test_a_key_is_one_key_however_its_bytes_come(typed: bytes, keys: list[str]) -> None:
+    """A key that is held down, or that means nothing here, does not end the session."""
+    end, start = os.pipe()
+    os.write(start, typed)
+    os.close(start)
+    try:
+        assert list(_read(end)) == keys
+    finally:
+        os.close(end)

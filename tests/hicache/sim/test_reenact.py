@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from cli.app import main
+from cli.reenacting import reenacting
 from consensus_checker.check import check
+from consensus_checker.reenact import Question
 from hicache.sim.reenact import Reenacted, reenact
 from hicache.sim.reenact_prompts import Prompts
 from hicache.sim.world import simulate
@@ -58,6 +60,61 @@ def assert_same(found: Run) -> None:
 def test_a_healthy_ranks_decisions_all_follow_from_its_log(tmp_path: Path, words: Sequence[object]) -> None:
     agentic = f"{SMALL},aborts=20,priorities=3,namespaces=2,think=3,seed=4"
     assert_same(run(tmp_path / "run", *TIGHT, "--agentic", agentic, *words))
+
+
+@pytest.mark.parametrize("axis", ["--pp", "--dp"])
+def test_a_rank_that_has_its_stage_to_itself_decides_by_its_own_memory_and_clock(
+    tmp_path: Path, axis: str
+) -> None:
+    """Nobody is there to agree with, so its own slots and its own deadline are what the group heard."""
+    soon = '{"prefetch_threshold": 4, "prefetch_timeout_base": 0.001, "prefetch_timeout_per_ki_token": 0}'
+    storage = ["--hicache-storage-backend", "memory", "--hicache-storage-backend-extra-config", soon]
+    slow = [
+        f"storage_slow:rank=0,call={call},nth={nth},steps=40" for call in ("exists", "get") for nth in (2, 4)
+    ]
+    faults = ["alloc_fail:rank=0,pool=host,nth=3", "alloc_fail:rank=0,pool=host,nth=7", *slow]
+    words = [word for fault in faults for word in ("--fault", fault)]
+    agentic = f"{SMALL},think=9,shared-prefix=40"
+    sizes = ["--page-size", 4, "--device-pages", 240, "--host-pages", 120]
+    found = run(tmp_path / "run", axis, 2, *sizes, *storage, *words, "--agentic", agentic)
+    (lane,) = [each for each in found.lanes if (each.rank, each.lane) == (0, "scheduler")]
+    records = list(lane.records())
+    assert any(each["kind"] == "backup_cancel" and not each["reserved"] for each in records)
+    assert any(each["kind"] == "prefetch_poll" and each["is_late"] for each in records)
+    assert_same(found)
+
+
+def test_a_rank_that_has_its_stage_to_itself_applies_no_more_than_it_has_counted(tmp_path: Path) -> None:
+    plugin = tmp_path / "one_less.py"
+    plugin.write_text(ONE_LESS)
+    found = run(tmp_path / "run", *TIGHT, "--pp", 2, "--plugin", plugin, "--agentic", SMALL)
+    done = again(found)
+    assert done[0].difference is not None
+    assert (done[0].difference.logged["kind"], done[1].is_same) == ("event_round", True)
+    # The same as it counted, and one less than it applied.
+    told = done[0].difference
+    assert told.done is not None
+    assert told.done["writes_agreed"] == told.logged["writes_agreed"] + 1
+
+
+ONE_LESS = """
+from hicache.control.agreement import MinThenChain
+
+
+class OneLess(MinThenChain):
+    is_due = True
+
+    async def reduce(self, local, **words):
+        values = await super().reduce(local, **words)
+        if self.is_due and values[0]:
+            self.is_due = False
+            values[0] -= 1
+        return values
+
+
+def wire(parts):
+    parts.agreement = lambda transport, pp_rank: OneLess(transport, pp_rank=pp_rank)
+"""
 
 
 @pytest.mark.parametrize("mode", ["threads", pytest.param("gloo", marks=[pytest.mark.slow])])
@@ -180,3 +237,36 @@ def test_a_log_whose_digests_run_in_a_circle_ends() -> None:
         {"kind": "insert", "phase": "return", "rid": "r0", "parent_digest": B, "new_digests": A},
     ]
     assert len(Prompts([request, *circle], 4, has_answers=False).request(request).tokens) == 32
+
+
+def test_where_a_log_is_cut_is_said_and_one_without_a_decision_is_not_the_same(tmp_path: Path) -> None:
+    run(tmp_path / "run", *TIGHT, "--tp", 2, "--agentic", SMALL)
+    log = tmp_path / "run" / "rank0001.scheduler.000.jsonl"
+    data = log.read_bytes()
+    for size, records in ((data.index(b"\n") + 1, 0), (len(data) // 2, 50)):
+        log.write_bytes(data[:size])
+        done = reenact(find_logs(tmp_path / "run").lanes, 1)
+        assert (done.records >= records, done.difference) == (True, None)
+        assert "reading stopped before record" in done.cut + done.limits
+        assert (not done.records) == bool(done.limits)
+        assert main(["replay", str(tmp_path / "run"), "--reenact", "--quiet"]) == 4
+
+
+def test_what_an_insert_did_is_not_judged_where_its_end_is_cut_off(tmp_path: Path) -> None:
+    """Two requests that came together share pages of which only the second one's insert tells."""
+    agentic = "conversations=4,rounds=2,max-context=500,output=1,shared-prefix=40"
+    words = ["--page-size", 4, "--agentic", agentic, "--seed", 2, "--concurrency", 4]
+    words += ["--hicache-write-policy", "write_through_selective", "--no-cache-output"]
+    run(tmp_path / "run", *words)
+    log = tmp_path / "run" / "rank0000.scheduler.000.jsonl"
+    lines = [line for line in log.read_bytes().splitlines(keepends=True) if b'"kind":"block"' not in line]
+    inside = next(at for at, line in enumerate(lines) if b'"kind":"write_backup"' in line)
+    head = json.dumps(json.loads(lines[0]) | {"version": [1, 0]}).encode() + b"\n"
+    log.write_bytes(head + b"".join(lines[1 : inside + 1]))
+    done = reenact(find_logs(tmp_path / "run").lanes, 0)
+    assert (done.difference, done.is_reached) == (None, False)
+    last = json.loads(lines[inside])["seq"]
+    (lane,) = [each for each in find_logs(tmp_path / "run").lanes if each.lane == "scheduler"]
+    record = next(each for each in lane.records() if each["seq"] == last)
+    # Nor is it said to be right.
+    assert reenacting([lane])(Question("dp0", "scheduler", 0, {0: record})) == {}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tracer.importers import stacks_faulthandler, stacks_pyspy, stacks_pyspy_jso
 from tracer.importers.dossier import Dossier
 from tracer.importers.sniff import File
 
-MUTANTS = 200
+MUTANTS = int(os.environ.get("HICACHE_MUTATIONS", "200"))
 JSON = json.dumps([test_stacks_pyspy_json.HELPER, test_stacks_pyspy_json.THREAD], indent=1)
 # Small ones, since they are read once for each of their bytes.
 SHORT = {
