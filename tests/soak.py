@@ -196,7 +196,8 @@ def sweep_reenact(name: str, seeds: int) -> Tally:
 def sweep_mutations(name: str, count: int) -> Tally:
     """Importers on damaged copies of their samples: pytest's own count, so many copies of each sample."""
     tally = Tally(f"{name}: {count:,} damaged copies of each sample")
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "damaged", IMPORTERS]
+    words = [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "-p", "no:cacheprovider"]
+    words += ["-k", "damaged", IMPORTERS]
     ran = subprocess.run(
         words,
         env={**os.environ, "HICACHE_MUTATIONS": str(count)},
