@@ -43,8 +43,6 @@ NEVER = (1 << 62) - 1
 # Where a transfer is, in words for people and programs alike.
 BEGUN, IN_FLIGHT, DONE, ACKED = "begun", "in flight", "done", "acked"
 ASKING, ANSWERED, READING, GONE = "asking", "answered", "reading", "ended"
-# Outcomes of a prefetch's answer after which its pages are read.
-TAKEN = ("allocated", "reserved", "taken")
 
 
 class _Line(msgspec.Struct):
@@ -492,7 +490,8 @@ class _Prefetches(_Reader):
                 if (value := _number(getattr(line, name))) is not None:
                     transfer.told = {**(transfer.told or {}), name: value}
         elif line.kind == "prefetch_hit":
-            if line.outcome in TAKEN and _number(line.tokens, 0):
+            # Whatever the word for it, only one that was given room has tokens to read.
+            if _number(line.tokens, 0):
                 transfer.middle.append((line.step, READING))
             else:
                 self.end(transfer, line, GONE)

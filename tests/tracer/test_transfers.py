@@ -136,6 +136,20 @@ def test_a_prefetch_is_asked_answered_read_and_applied(tmp_path: Path) -> None:
     assert [each.op for each in found.ranks[0].transfers] == [3]
 
 
+@pytest.mark.parametrize(
+    ("outcome", "tokens", "state"),
+    [("partial", 64, "reading"), ("host_capacity", 0, None), ("miss", 0, None)],
+)
+def test_an_answer_is_read_where_it_was_given_room_for_some_of_it(
+    tmp_path: Path, outcome: str, tokens: int, state: str | None
+) -> None:
+    records = [
+        {"kind": "prefetch_submit", "step": 1, "op": 3, "rid": "r7", "attempt": 0, "outcome": "issued"},
+        {"kind": "prefetch_hit", "step": 2, "op": 3, "rid": "r7", "outcome": outcome, "tokens": tokens},
+    ]
+    assert states(of(tmp_path, {0: records}, "prefetch"), 2).get(3) == state
+
+
 def test_sglangs_progress_is_joined_by_request(tmp_path: Path) -> None:
     scheduler = [
         {"kind": "prefetch_submit", "step": 1, "op": 3, "rid": "r7", "attempt": 0, "outcome": "issued"},
