@@ -50,6 +50,10 @@ Plugins = Annotated[
         parser=a_path,
     ),
 ]
+RunId = Annotated[
+    str | None,
+    typer.Option("--run", metavar="RUN_ID", help="Which run, where PATH has several.", show_default=False),
+]
 Logs = Annotated[
     Path,
     typer.Argument(

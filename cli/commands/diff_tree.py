@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.errors import OK, CliError
-from cli.options import ExitZero, Json, Logs
+from cli.options import ExitZero, Json, Logs, RunId
 
 if TYPE_CHECKING:
     from tracer.log import Run
@@ -31,12 +31,7 @@ def diff_tree(
             show_default=False,
         ),
     ] = None,
-    run_id: Annotated[
-        str | None,
-        typer.Option(
-            "--run", metavar="RUN_ID", help="Which run, where PATH has several.", show_default=False
-        ),
-    ] = None,
+    run_id: RunId = None,
     json: Json = False,
     exit_zero: ExitZero = False,
 ) -> int:

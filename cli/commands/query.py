@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import CliError, asked_by, tell
-from cli.options import Json, a_path, one_of
+from cli.options import Json, RunId, a_path, one_of
 
 if TYPE_CHECKING:
     from tracer.trace_store import Table, TraceStore
@@ -60,12 +60,7 @@ def query(
             parser=a_path,
         ),
     ] = None,
-    run_id: Annotated[
-        str | None,
-        typer.Option(
-            "--run", metavar="RUN_ID", help="Which run, where PATH has several.", show_default=False
-        ),
-    ] = None,
+    run_id: RunId = None,
     format_: Annotated[
         str | None,
         typer.Option(

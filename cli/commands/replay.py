@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import OK, CliError
-from cli.options import ExitZero, Json, Logs, Quiet, one_of
+from cli.options import ExitZero, Json, Logs, Quiet, RunId, one_of
 
 if TYPE_CHECKING:
     from hicache.sim.reenact_state import State
@@ -65,12 +65,7 @@ def replay(
             "--reenact", help="Take every decision again on the inputs in the log: the first that differs."
         ),
     ] = False,
-    run_id: Annotated[
-        str | None,
-        typer.Option(
-            "--run", metavar="RUN_ID", help="Which run, where PATH has several.", show_default=False
-        ),
-    ] = None,
+    run_id: RunId = None,
     json: Json = False,
     quiet: Quiet = False,
     exit_zero: ExitZero = False,
