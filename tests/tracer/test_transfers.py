@@ -248,6 +248,24 @@ def test_wrong_types_in_a_line_are_nothing(tmp_path: Path) -> None:
         assert queue != "write" or len(found.ranks[0].at(1)) == 1
 
 
+def test_more_acks_than_anybody_can_count_are_counted_at_once(tmp_path: Path) -> None:
+    records = [enqueue(1, None, 7), {"kind": "acks", "step": 2, "queue": "write", "count": 2**61, "left": 0}]
+    (own,) = of(tmp_path, {0: records}, kinds=COUNTED).ranks
+    assert (own.transfers[0].end_step, own.unknown) == (2, 2**61 - 1)
+
+
+def test_a_second_call_ends_a_round_that_was_never_left(tmp_path: Path) -> None:
+    call, back = counted(4, 2, 1)
+    rounds = of(tmp_path, {0: [*counted(3, 1, 1)[:1], call, back]}).ranks[0].rounds
+    assert [(each.step, each.saw, each.applied) for each in rounds] == [(3, (1,), (None,)), (4, (2,), (1,))]
+
+
+def test_a_round_told_in_one_record_counts_as_well(tmp_path: Path) -> None:
+    both = {**ROUND, "step": 3, "round": 3, "hits_ready": 2, "hits_agreed": 1, "prefetch_acks_agreed": 0}
+    (found,) = of(tmp_path, {0: [both]}, "prefetch").ranks[0].rounds
+    assert (found.saw, found.applied) == ((2, None), (1, 0))
+
+
 def test_every_transfer_of_a_healthy_run_begins_and_ends_alike_on_all_ranks(tmp_path: Path) -> None:
     words = ["--tp", 2, "--pp", 2, "--device-pages", 200, "--host-pages", 300, "--page-size", 16]
     words += ["--agentic", "conversations=4,rounds=4,max-context=2000", "--hicache-storage-backend", "memory"]
