@@ -21,6 +21,8 @@ REQUEST = Kind(
     "event",
     agree=REPLICA,
     compared=("order", "rid", "namespace", "content", "priority", "input_tokens"),
+    # Digest by digest what its whole pages hold, of a full trace: what makes prompts of the same shape.
+    info=("pages",),
 )
 # What came in one pass of the loop, in its order: requests, and an operator's commands.
 RECEIVE = Kind("receive", "event", agree=REPLICA, compared=("count", "rids", "types"))
@@ -50,7 +52,7 @@ FORWARD = Kind(
 )
 CHECKPOINT_INSERT = Kind("checkpoint_insert", "decision", agree=REPLICA, compared=("rid", "up_to"))
 ADVANCE = Kind("advance_unpublished", "decision", agree=REPLICA, compared=("rid",))
-FINISH = Kind("finish", "event", agree=REPLICA, compared=("rid", "reason", "output_tokens"))
+FINISH = Kind("finish", "event", agree=REPLICA, compared=("rid", "reason", "output_tokens"), info=("pages",))
 # A running request gives its room back and will be computed again.
 RETRACT = Kind("retract", "decision", agree=REPLICA, compared=("rid", "output_tokens"))
 ABORT = Kind("abort", "event", agree=REPLICA, compared=("rid", "place"))

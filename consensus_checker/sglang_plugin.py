@@ -11,6 +11,7 @@ it: what can't be armed is said once, and the server runs as if it were not ther
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -37,6 +38,8 @@ SETTINGS = (
     "hicache_mem_layout",
     "hicache_storage_backend",
     "hicache_storage_prefetch_policy",
+    "hicache_storage_prefetch_retry_poll_interval",
+    "hicache_storage_prefetch_retry_max_attempts",
     "radix_eviction_policy",
     "chunked_prefill_size",
 )
@@ -185,7 +188,17 @@ def _settings() -> dict[str, Any]:
         **plain,
         "hierarchical_cache": bool(plain.get("enable_hierarchical_cache")),
         **({"page_size_tokens": page_size} if type(page_size) is int else {}),
+        **_threshold(getattr(arguments, "hicache_storage_backend_extra_config", None)),
     }
+
+
+def _threshold(extra: Any) -> dict[str, int]:
+    """Of a store's own configuration the one number that decides; the rest may name hosts, and stays out."""
+    with suppress(Exception):
+        found = (json.loads(extra) if isinstance(extra, str) else extra)["prefetch_threshold"]
+        if type(found) is int:
+            return {"prefetch_threshold_tokens": found}
+    return {}
 
 
 def _say_coverage(hooks: Hooks) -> None:

@@ -210,6 +210,7 @@ TREE: Sequence[Point] = (
             "rid": "_see.rid(req)",
             "reason": "_see.reason(req)",
             "output_tokens": "len(req.output_ids)",
+            "pages": "_see.pages_put_out(req)",
         },
         when="req.finished_reason is not None",
         after=("_see.released(req)",),

@@ -77,6 +77,11 @@ class ServerRecording(Recording):
         self._heart = self._started_heart()
         self._armed = self._arm()
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything is kept from the first line on."""
+        return self._trace == "full"
+
     def _tracer(self, lane: str) -> Tracer:
         return Tracer(
             self._sink(lane),

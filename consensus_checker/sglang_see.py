@@ -34,6 +34,10 @@ OUTCOMES = ("issued", "declined_too_short", "declined_rate_limited")
 # Names of types that a record of what came has.
 TYPES_MAX = 8
 NONE_OF_STORAGE: tuple[Any, ...] = (None, None, None, None, [])
+# Of a page's digest, so many characters. Of a page with fewer tokens there is none: digests of single tokens
+# would be a cipher that counting breaks.
+PAGE_CHARS = 12
+PAGE_TOKENS_MIN = 16
 # Where each lane finds its work.
 QUEUES = {
     "prefetch": "prefetch_queue",
@@ -70,9 +74,16 @@ class See:
         self._freed_tokens = self._freed_host_pages = 0
         self.transfers = Transfers()
 
-    def begin(self, lanes: Mapping[str, Tracer], place: Place, digest: Digest) -> None:
-        """A recording begins."""
+    def begin(
+        self, lanes: Mapping[str, Tracer], place: Place, digest: Digest, *, page_tokens: int = 0
+    ) -> None:
+        """A recording begins.
+
+        Args:
+            page_tokens: of a page, where what pages hold is to be told apart; 0 where it is not.
+        """
         self._lanes = lanes
+        self._page_tokens = page_tokens if page_tokens >= PAGE_TOKENS_MIN else 0
         self._main = lanes[MAIN_LANE]
         self._digest = digest
         self._place = place
@@ -128,6 +139,25 @@ class See:
         whole = ids if type(ids) is array else array("q", ids)
         return memoryview(whole).cast("B")[: count * whole.itemsize]
 
+    def _pages(self, ids: Any, count: int) -> str | None:
+        """Digests of the whole pages of so many tokens, one behind the other."""
+        if not self._page_tokens:
+            return None
+        tokens = self._tokens(ids, count)
+        size = self._page_tokens * (len(tokens) // count) if count else 1
+        digest = self._digest
+        last = len(tokens) - size + 1
+        return "".join([digest(tokens[at : at + size])[:PAGE_CHARS] for at in range(0, last, size)])
+
+    def pages_put_out(self, req: Any) -> str | None:
+        """Those of what a request has put out, from the page on in which its prompt ends."""
+        if not self._page_tokens:
+            return None
+        ids = req.origin_input_ids
+        own = ids[len(ids) // self._page_tokens * self._page_tokens :]
+        found = array("q", [*own, *req.output_ids])
+        return self._pages(found, len(found))
+
     def _namespace(self, key: Any) -> bytes:
         extra, salt = getattr(key, "extra_key", None), getattr(key, "cache_salt", None)
         return b"" if extra is None and salt is None else f"\0{extra}\0{salt}".encode()
@@ -152,6 +182,7 @@ class See:
             self._digest(self._tokens(ids, len(ids))),
             getattr(req, "priority", None),
             len(ids),
+            self._pages(ids, len(ids)),
         )
         self._order += 1
         return name

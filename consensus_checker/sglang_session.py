@@ -251,7 +251,8 @@ class Session:
         self._same = self.recording.tracer.emitter(kinds.ASSERT_SAME)
         if hooks.share < FLOOR:
             self.recording.tracer.dropped[UNKNOWN_VERSION] = len(hooks.missing)
-        hooks.see.begin(self.recording.lanes, place, digest)
+        page_tokens = int(config.get("page_size_tokens", 0)) if self.recording.is_whole else 0
+        hooks.see.begin(self.recording.lanes, place, digest, page_tokens=page_tokens)
         self._watcher = self._started(own_store)
         hooks.bind(self)
         atexit.register(self._at_exit)

@@ -24,7 +24,7 @@ ALONG = {"tp": (0, 1)}
 class Seen:
     """A `See` with lanes in memory."""
 
-    def __init__(self, place: Place | None = None) -> None:
+    def __init__(self, place: Place | None = None, *, page_tokens: int = 0) -> None:
         place = place or place_of(0, ALONG, (0, 1), 2)
         self._sinks: dict[str, MemorySink] = {}
         lanes: dict[str, Tracer] = {}
@@ -35,7 +35,7 @@ class Seen:
             lanes[name] = Tracer(sink, top, lambda: next(ticks), has_steps=name == "scheduler")
         self.lanes = lanes
         self.see = See()
-        self.see.begin(lanes, place, keyed_digest(COMMON_ALGORITHM, 1))
+        self.see.begin(lanes, place, keyed_digest(COMMON_ALGORITHM, 1), page_tokens=page_tokens)
 
     def records(self, lane: str = "scheduler") -> list[dict[str, Any]]:
         return [msgspec.json.decode(line) for line in self._sinks[lane].lines[1:]]
@@ -109,11 +109,41 @@ def test_two_prompts_have_two_digests_and_no_token_is_written() -> None:
     seen = Seen()
     seen.see.request(request("a"))
     other = request("b")
-    other.origin_input_ids[5] = 424_242
+    other.origin_input_ids[5] = 424_242_424_242_424
     seen.see.request(other)
     first, second = seen.records()
     assert first["content"] != second["content"]
-    assert "424242" not in str(seen.records())
+    assert "424242424242424" not in str(seen.records())
+
+
+def test_of_a_full_trace_it_is_known_which_pages_of_prompts_are_the_same() -> None:
+    seen = Seen(page_tokens=16)
+    one, other = request("a"), request("b")
+    one.origin_input_ids = array("q", range(40))
+    other.origin_input_ids = array("q", [*range(16), *range(100, 124)])
+    seen.see.request(one)
+    seen.see.request(other)
+    first, second = (record["pages"] for record in seen.records())
+    # Two whole pages of 12 hexadecimal digits each, of which the first is the same.
+    assert (len(first), len(second)) == (24, 24)
+    assert first[:12] == second[:12]
+    assert first[12:] != second[12:]
+
+
+def test_what_was_put_out_goes_on_in_the_page_in_which_the_prompt_ends() -> None:
+    see = Seen(page_tokens=16).see
+    ended, longer = request("a"), request("b")
+    ended.origin_input_ids, ended.output_ids = array("q", range(40)), list(range(40, 52))
+    longer.origin_input_ids = array("q", range(52))
+    assert see.pages_put_out(ended) == (see._pages(longer.origin_input_ids, 52) or "")[24:]
+
+
+@pytest.mark.parametrize("page_tokens", [0, 1, 15])
+def test_small_pages_have_no_digests_for_they_could_be_counted(page_tokens: int) -> None:
+    seen = Seen(page_tokens=page_tokens)
+    seen.see.request(request("a"))
+    assert seen.records()[0]["pages"] is None
+    assert seen.see.pages_put_out(request("a")) is None
 
 
 def one_round(seen: Seen, *counts: int) -> None:
