@@ -19,11 +19,10 @@ from consensus_checker.finding import (
     Level,
 )
 from consensus_checker.history import History, Scope
+from consensus_checker.misapplied import Misapplied, find_misapplied
 from consensus_checker.precedent import Precedent, find_precedent, weigh
 from consensus_checker.reenact import Question, Reenact, Ruling, ruled
-from consensus_checker.refused_with_room import BASIS as REFUSED
-from consensus_checker.refused_with_room import DEED as REFUSED_DEED
-from consensus_checker.refused_with_room import DEED_OF_SEVERAL, Refusal, find_refusal
+from consensus_checker.refused_with_room import Refusal, find_refusal
 from consensus_checker.resembles import resembles
 from consensus_checker.rules.agreement import Comparison, Key, Vote, exact, sides_of, vote
 from consensus_checker.rules.alignment import classify
@@ -101,7 +100,7 @@ def divergence(history: History, comparison: Comparison, reenact: Reenact | None
     place = (history, scope, comparison.lane, comparison.index, stands)
     found, is_split = _suspects(place, ballot, aside)
     trigger = found[0].trigger if found else None
-    if (own_word := judged.broken or judged.refusal) is not None:
+    if (own_word := judged.broken or judged.own_word) is not None:
         trigger = own_word.trigger
     kind, call = _call(kind, stands, ballot.majority[0], aside[0], meetings)
     level, reason = _confidence(history, judged, found, is_split=is_split)
@@ -157,7 +156,8 @@ class _Judged:
         told: what all ranks did before at such a place, where that was asked.
         contradicts: vote and precedent name different ranks, so nobody is named.
         broken: where a value changed in an odd rank's hands.
-        refusal: where an odd rank was refused what it had room for.
+        own_word: what an odd rank's log says against it: that it was refused what it had room for, or went
+            by another count than follows from all ranks' own.
         all_follow: every rank's decision follows from its own inputs: they were given different ones.
     """
 
@@ -165,7 +165,7 @@ class _Judged:
     told: Precedent | None = None
     contradicts: bool = False
     broken: Break | None = None
-    refusal: Refusal | None = None
+    own_word: Refusal | Misapplied | None = None
     all_follow: bool = False
 
 
@@ -199,13 +199,16 @@ def _judged(
         basis = f"reenact, against {ballot.basis}"
         return _Judged(_by_deed(difference, ruling.odd, ruling.others, basis, DEED), told)
     all_follow = set(ruling.others) == set(difference)
-    refusal = find_refusal(history.kinds, {rank: stand.record for rank, stand in stands.items()})
-    if refusal is None or all_follow or contradicts:
+    own_word: Refusal | Misapplied | None = find_refusal(
+        history.kinds, {rank: stand.record for rank, stand in stands.items()}
+    )
+    if own_word is None and set(stands) == set(scope.ranks):
+        own_word = find_misapplied(history.kinds, stands)
+    if own_word is None or all_follow or contradicts:
         return _Judged(ballot, told, contradicts, all_follow=all_follow)
-    basis = f"{REFUSED}, against {ballot.basis}"
-    deed = REFUSED_DEED if len(refusal.odd) == 1 else DEED_OF_SEVERAL
-    voted = _by_deed(difference, refusal.odd, refusal.others, basis, deed)
-    return _Judged(voted, told, refusal=refusal)
+    basis = f"{own_word.basis}, against {ballot.basis}"
+    voted = _by_deed(difference, own_word.odd, own_word.others, basis, own_word.deed)
+    return _Judged(voted, told, own_word=own_word)
 
 
 def _by_deed(
@@ -416,8 +419,8 @@ def _confidence(
     if judged.broken is not None:
         # No fact explains it, and none has to: the rank contradicts itself.
         level, reasons[-1] = "high", "the digests of one value in its own log differ"
-    elif judged.refusal is not None:
-        level, reasons[-1] = "medium", judged.refusal.text
+    elif judged.own_word is not None:
+        level, reasons[-1] = "medium", judged.own_word.text
     elif ballot.deed:
         level = "high"
     if len(history.config_sides) > 1:

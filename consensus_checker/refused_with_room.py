@@ -45,6 +45,12 @@ class Refusal:
     needs: Mapping[str, Any]
     values: Mapping[int, Any]
 
+    basis = BASIS
+
+    @property
+    def deed(self) -> str:
+        return DEED if len(self.odd) == 1 else DEED_OF_SEVERAL
+
     @property
     def text(self) -> str:
         parts = [f"{fact} {value_text(self.facts[fact])}, needed {need}" for fact, need in self.needs.items()]
