@@ -44,6 +44,7 @@ bench: $(DEV)  ## Speed of the tree and of a production trace; see benchmarks/RE
 
 peers: $(DEV)  ## A real SGLang: healthy runs and faults; HICACHE_PEERS and HICACHE_RIG say where it is
 	$(BIN)/python -m tests.peers.matrix
+	$(BIN)/python -m tests.peers.cases
 
 compat: $(DEV)  ## Which functions the published versions of SGLang have; downloads their wheels once
 	$(BIN)/python -m tests.peers.compat

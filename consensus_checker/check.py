@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from consensus_checker import deaths, ending, skip
 from consensus_checker.context import past
@@ -28,13 +29,15 @@ from consensus_checker.rules.agreement import Comparison, compare
 from consensus_checker.stall import Stall
 from consensus_checker.verdict import COVERAGE, Coverage, Verdict
 from consensus_checker.words import ranks_text
-from tracer.record import Record
+from tracer.record import MAIN_LANE, Record
 from tracer.transfers import COUNTS
 
 # Part of every rank's decisions that must have been compared for nothing found to mean anything.
 COMPARED_MIN = 0.95
 # Without records of requests there is nothing that their hits could be counted from.
 REQUEST = "request"
+# Among so many records of a server's log there is one of a request.
+FIRST_RECORDS = 4096
 # How a run was read, where that was not line by line.
 READ = {
     "lines": (),
@@ -332,11 +335,30 @@ def _next(finding: Finding, history: History, path: str) -> tuple[tuple[str, str
         return ((lanes, "what every lane of every rank was at when its log ended"), *hits)
     if first is not None and (sql := _fact_sql(first, finding, history)) is not None:
         call = (f'hicache query {path} "{sql}"', "the call on every rank, with the fact beside it")
-        return (call, *_queue_at(finding, step, path), *hits)
+        return (call, *_queue_at(finding, step, path), *_test_of(first, history, path), *hits)
     where = f"step BETWEEN {max(0, step - 1)} AND {step + 1}"
     columns = "rank, seq, kind, node, tokens, fields"
     query = f'hicache query {path} "SELECT {columns} FROM decisions WHERE {where} ORDER BY rank, seq"'
-    return ((query, "the decisions of every rank around that step"), *hits)
+    around = (query, "the decisions of every rank around that step")
+    return (around, *_test_of(first, history, path), *hits)
+
+
+def _test_of(first: FirstDivergence | None, history: History, path: str) -> tuple[tuple[str, str], ...]:
+    """Of a real server's logs, if they have what a test is made of."""
+    lane = next((lane for lane in history.lanes if lane.name == MAIN_LANE), None)
+    if first is None or first.lane != MAIN_LANE or lane is None:
+        return ()
+    if lane.header.get("config", {}).get("server") != "sglang":
+        return ()
+    if not any(isinstance(one.get("pages"), str) for one in _first_requests(lane)):
+        return ()
+    words = "a test of the server's own code that fails at this call"
+    return ((f"hicache replay {path} --test test_parting.py", words),)
+
+
+def _first_requests(lane: Lane) -> Iterator[Record]:
+    """Of a lane's first records those of requests."""
+    return (record for record in islice(lane.records(), FIRST_RECORDS) if record["kind"] == REQUEST)
 
 
 def _queue_at(finding: Finding, step: int, path: str) -> tuple[tuple[str, str], ...]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli.errors import OK, CliError
-from cli.options import ExitZero, Json, Logs, Quiet, RunId, one_of
+from cli.options import ExitZero, Json, Logs, Quiet, RunId, a_path, one_of
 
 if TYPE_CHECKING:
     from hicache.sim.reenact_state import State
@@ -65,6 +65,27 @@ def replay(
             "--reenact", help="Take every decision again on the inputs in the log: the first that differs."
         ),
     ] = False,
+    scale: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--scale",
+            metavar="TIER=SPEED",
+            help="What bounds each request and the run, and what if a tier were so many times as fast: d2h, "
+            "h2d, storage_read, storage_write, l3 (both), forward; as d2h=0.5. Repeatable, or with commas.",
+            show_default=False,
+        ),
+    ] = None,
+    test: Annotated[
+        Path | None,
+        typer.Option(
+            "--test",
+            metavar="FILE.py",
+            help="From a real SGLang's logs: a test that drives its cache into the same first difference.",
+            show_default=False,
+            parser=a_path,
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file of --test.")] = False,
     run_id: RunId = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -90,6 +111,16 @@ def replay(
         raise CliError(f"{name} looks at whole ranks", expected="no other option but --rank and --run")
     if reenact and at is not None:
         raise CliError("--reenact looks at whole ranks, --at at one step", expected="one of them")
+    if scale is not None and (
+        reenact or step or any(each is not None for each in (queue, until, at, policy))
+    ):
+        raise CliError("--scale looks at the whole run", expected="no other option but --rank and --run")
+    others = (queue, until, at, policy, scale)
+    if test is not None and (step or reenact or any(other is not None for other in others)):
+        raise CliError("--test looks at two ranks", expected="no other option but --rank and --run")
+    if overwrite and test is None:
+        raise CliError("--overwrite replaces the file of --test", expected="--test FILE.py with it")
+    speeds = speeds_of(scale) if scale is not None else {}
     if queue is None and (until is not None or step or policy is not None):
         raise CliError("which queue?", expected=f"--queue {' or --queue '.join(QUEUES)}")
     from cli.places import logs_at
@@ -97,8 +128,17 @@ def replay(
     with logs_at(path, run=run_id, quiet=quiet) as place:
         run = chosen_run(place, run_id if place == path else None)
         wanted = demand_ranks(run, rank)
+        if test is not None:
+            from cli.commands.replay_test import write_server_test
+
+            ranks = list(dict.fromkeys(rank)) if rank else None
+            code = write_server_test(run, ranks, path, test, overwrite=overwrite, is_json=json, quiet=quiet)
+            return OK if exit_zero else code
         if at is not None:
             code = show_states(run, wanted or [run.ranks[0]], at, is_json=json)
+            return OK if exit_zero else code
+        if speeds:
+            code = show_scaled(run, wanted, speeds, path, is_json=json, quiet=quiet)
             return OK if exit_zero else code
         if reenact:
             code = show_reenacted(run, wanted or list(run.ranks), path, is_json=json, quiet=quiet)
@@ -134,6 +174,61 @@ def show_reenacted(run: Run, ranks: list[int], path: Path, *, is_json: bool, qui
     if any(each.difference is not None for each in found):
         return DIVERGED
     return INCOMPLETE if any(each.limits or each.cut for each in found) else OK
+
+
+def speeds_of(texts: list[str]) -> dict[str, float]:
+    """Tier -> how many times as fast, as `d2h=0.5,l3=2` says it.
+
+    Raises:
+        CliError: no tier, no number, one that nothing can be as fast as, or a tier twice.
+    """
+    from tracer.path_moments import TIERS
+    from tracer.what_if_speed import SPEED_MAX, SPEED_MIN, TOGETHER
+
+    speeds: dict[str, float] = {}
+    for part in [part.strip() for text in texts for part in text.split(",")]:
+        tier, _, number = part.partition("=")
+        tiers = TOGETHER.get(tier, (tier,))
+        if not set(tiers) <= set(TIERS):
+            known = ", ".join([*TIERS, *TOGETHER])
+            raise CliError(f"--scale {part[:60]}: no tier {tier[:40]!r}", expected=f"{known}; as d2h=0.5")
+        try:
+            speed = float(number) if number.isascii() else 0.0
+        except ValueError:
+            speed = 0.0
+        # Written this way round, NaN does not pass.
+        if not SPEED_MIN <= speed <= SPEED_MAX:
+            expected = f"a speed from {SPEED_MIN:g} to {SPEED_MAX:g}; 0.5 is half as fast"
+            raise CliError(f"--scale {part[:60]}: no speed {number[:40]!r}", expected=expected)
+        if twice := [name for name in tiers if name in speeds]:
+            raise CliError(f"--scale names {twice[0]} twice", expected="each tier once")
+        speeds |= dict.fromkeys(tiers, speed)
+    return speeds
+
+
+def show_scaled(
+    run: Run, wanted: list[int] | None, speeds: Mapping[str, float], path: Path, *, is_json: bool, quiet: bool
+) -> int:
+    """What bounds the run and its requests, as it was and at these speeds; 4 where none can be followed."""
+    from cli.screens.critical_path import path_in_short, path_json, path_lines
+    from cli.theme import show, show_json, spinner, width
+    from tracer.critical_path import critical_path, leading
+    from tracer.what_if_speed import what_if_speed
+
+    found = []
+    with spinner("reading", path, quiet=quiet):
+        for rank in wanted or run.ranks:
+            own = critical_path(run, rank)
+            found.append((own, what_if_speed(own, speeds)))
+            own.forget()
+    first = [own.rank for own in leading(own for own, _answer in found)]
+    if is_json:
+        show_json({"schema": SCHEMA, "scale": path_json(found, first, run.missing_ranks)})
+    else:
+        shown = found if wanted else [pair for pair in found if pair[0].rank in first]
+        others = [] if wanted else [own for own, _answer in found if own.rank not in first]
+        show(path_in_short(shown) if quiet else path_lines(shown, others, run.missing_ranks, width()))
+    return OK if any(own.requests for own, _answer in found) else INCOMPLETE
 
 
 def show_states(run: Run, ranks: list[int], step: int, *, is_json: bool) -> int:

@@ -3,12 +3,15 @@
     HICACHE_PEERS=VENV HICACHE_RIG=KIT python -m tests.peers.matrix [--full] [--steps N] [--only faults]
 
 Prints a line for each run, and keeps the table in docs/sglang.md. A healthy run in which a rank is accused is
-an error, and so is a fault that is not found where it was made.
+an error, and so is a fault that is not found where it was made. With `--rows FILE` each healthy run is noted
+there, and none that is noted is made again: the full matrix takes an hour, and goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -16,7 +19,7 @@ from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
 
-from tests.peers.pages import kept
+from tests.peers.pages import FULL_PAGE, PAGE, kept
 from tests.peers.rig import LACKING, Ran, has_rig, installed, run, with_faults
 
 TOPOLOGIES = ("tp2", "tp3", "tp4", "pp2", "pp3", "tp2 pp2")
@@ -62,6 +65,8 @@ class Fault:
 
 
 FAULT_LIMIT_S = 80
+# A busy machine may not get through a server's imports within the limit of a run.
+TRIES = 3
 REFUSED, SKIPPED, STALLED = "host_alloc_fails_on_one_rank", "skip_event_round", "stall"
 FAULTS: Sequence[Fault] = (
     Fault(REFUSED, "tp2", ("alloc_host",), is_own=False),
@@ -114,6 +119,15 @@ def options(setting: Setting, steps: int) -> list[str]:
     return [*found, *(["--no-l3"] if store == "no L3" else [])]
 
 
+def started(site: Path, out: Path, setting: Setting, steps: int) -> Ran | None:
+    """One healthy run; None where no rank came as far as its first record: the machine is too busy for it."""
+    for _ in range(TRIES):
+        ran = run(site, out, options(setting, steps))
+        if next(ran.traces.glob("rank*"), None) is not None:
+            return ran
+    return None
+
+
 def healthy_row(setting: Setting, ran: Ran) -> tuple[list[str], bool, int]:
     """A row of the table, whether it is as it must be, and how many calls were compared."""
     verdict = ran.verdict()
@@ -123,6 +137,20 @@ def healthy_row(setting: Setting, ran: Ran) -> tuple[list[str], bool, int]:
     if not ran.is_healthy:
         told += ", and the rig is not healthy"
     return [*setting, f"{compared:,}", told], is_good, compared
+
+
+def rows_in(file: Path | None) -> dict[Setting, tuple[list[str], bool, int]]:
+    """The healthy runs that a file has, by their settings; those that went well."""
+    if file is None or not file.exists():
+        return {}
+    read = [json.loads(line) for line in file.read_text().splitlines()]
+    return {tuple(row[: len(FACTORS)]): (row, good, compared) for row, good, compared in read if good}
+
+
+def note(file: Path | None, row: tuple[list[str], bool, int]) -> None:
+    if file is not None:
+        with file.open("a") as lines:
+            lines.write(json.dumps(row) + "\n")
 
 
 def fault_row(fault: Fault, ran: Ran) -> tuple[list[str], bool]:
@@ -150,6 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--only", choices=("healthy", "faults"))
     parser.add_argument("--fault", help="of the faults only this one")
+    parser.add_argument("--rows", type=Path, help="file of the healthy runs that need not be made again")
     given = parser.parse_args(arguments)
     if not has_rig():
         print(f"error: {LACKING}", file=sys.stderr)
@@ -161,8 +190,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.only != "faults":
             settings = list(product(*FACTORS)) if given.full else list(pairwise(FACTORS))
             rows, total = [], 0
+            done = rows_in(given.rows)
             for setting in settings:
-                row, is_good, compared = healthy_row(setting, run(site, out, options(setting, given.steps)))
+                if setting not in done:
+                    ran = started(site, out, setting, given.steps)
+                    if ran is None:
+                        print("did not start", *setting, sep=" | ", flush=True)
+                        bad += 1
+                        continue
+                    done[setting] = healthy_row(setting, ran)
+                    note(given.rows, done[setting])
+                    if not done[setting][1]:
+                        # What it left is all there is to find out why.
+                        shutil.copytree(out, Path(tempfile.mkdtemp(prefix="hicache-bad-")) / "run")
+                row, is_good, compared = done[setting]
                 rows.append(row)
                 total += compared
                 bad += not is_good
@@ -173,6 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 head,
                 rows,
                 f"{len(rows)} runs, {total:,} calls compared, {bad} not as they must be.",
+                FULL_PAGE if given.full else PAGE,
             )
         if given.only != "healthy":
             rows = []
