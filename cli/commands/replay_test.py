@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,11 +44,12 @@ def write_server_test(
     with spinner("looking for where they part", path, quiet=quiet):
         left, right = ranks_of(run, ranks)
         lanes = {(lane.rank, lane.lane): lane for lane in run.lanes}
-        found, main = parting_of(lanes, left, right, has_storage="hicache_storage_backend" in run.config)
         queries = lanes.get((left, "prefetch"))
         asked = list(queries.records(is_lenient=True)) if queries is not None else []
-        own = Lanes(run.run_id, run.config, main, asked)
-        server = server_of(own)
+        with of_their_kinds():
+            found, main = parting_of(lanes, left, right, has_storage="hicache_storage_backend" in run.config)
+            own = Lanes(run.run_id, run.config, main, asked)
+            server = server_of(own)
     if isinstance(server, str):
         raise CliError(f"no test can be made: {server}", code=INCOMPLETE)
     if found is None:
@@ -56,10 +59,22 @@ def write_server_test(
         )
     if found.stop:
         raise CliError(f"no test can be made: before they part, {found.stop}", code=INCOMPLETE)
+    with of_their_kinds():
+        text = file_text(found, own, server, file.name)
     with writing(file) as stream:
-        stream.write(file_text(found, own, server, file.name).encode())
+        stream.write(text.encode())
     show_written(found, file, is_json=is_json, quiet=quiet)
     return OK if found.cause else INCOMPLETE
+
+
+@contextmanager
+def of_their_kinds() -> Iterator[None]:
+    """A record without a field of its kind, or with something else in it, was written by no server: say so."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        what = f"no test can be made: a record does not have what its kind has ({str(error)[:80]})"
+        raise CliError(what, code=INCOMPLETE) from None
 
 
 def demand_file(file: Path, *, overwrite: bool) -> None:

@@ -17,6 +17,7 @@ from consensus_checker.sglang_case.script import Record
 
 # Of a page's digest in a record, so many characters.
 PAGE_CHARS = 12
+NO_CAUSE = "No log says what went otherwise: this fails only if the code itself parts them"
 THRESHOLD = "prefetch_threshold_tokens"
 # Arguments of the server that its decisions follow from, by their own names.
 SETTINGS = (
@@ -131,13 +132,13 @@ def file_text(found: Parting, lanes: Lanes, server: Mapping[str, Any], name: str
     left, right = found.reference.rank, found.odd.rank
     calls = dict.fromkeys(call or "no further call" for call in found.call)
     head = HEAD.format(
-        version=server["version"],
-        call=" / ".join(calls),
-        cause=found.cause[:1].upper() + found.cause[1:],
+        version=_plain(str(server["version"])),
+        call=_plain(" / ".join(calls)),
+        cause=_plain((found.cause[:1].upper() + found.cause[1:]) or NO_CAUSE),
         rounds=sum(step["do"] == "round" for step in steps),
-        run_id=lanes.run_id,
+        run_id=_plain(lanes.run_id),
         requests=len(requests),
-        name=name,
+        name=_plain(name),
         left=left,
         right=right,
     )
@@ -159,6 +160,13 @@ def file_text(found: Parting, lanes: Lanes, server: Mapping[str, Any], name: str
     return (
         f"{head}{facts}\n# ---- Steps ----\nREQUESTS = {_listed(requests)}\nSTEPS = {_listed(steps)}\n"
         f"# ---- End of steps ----\n\n{body}"
+    )
+
+
+def _plain(text: str) -> str:
+    """Text that ends no string and escapes nothing: a log may have been made to be run."""
+    return "".join(
+        char if char.isascii() and char.isprintable() and char not in '"\\' else "?" for char in text
     )
 
 

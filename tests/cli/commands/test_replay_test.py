@@ -109,6 +109,22 @@ def test_a_step_that_no_test_takes_is_named(hicache: Hicache, tmp_path: Path) ->
     )
 
 
+@pytest.mark.parametrize(
+    ("index", "field", "value"),
+    [(2, "input_tokens", "many"), (2, "input_tokens", None), (5, "rid", {}), (0, "device_pages_free", "x")],
+)
+def test_a_record_that_no_server_writes_is_told(
+    hicache: Hicache, tmp_path: Path, index: int, field: str, value: object
+) -> None:
+    spoilt = [
+        [{**record, field: value} if at == index else record for at, record in enumerate(records)]
+        for records in (RIGHT, REFUSED)
+    ]
+    said = hicache("replay", logs(tmp_path / "logs", *spoilt), "--test", tmp_path / "t.py")
+    assert said.code in (0, 4)
+    assert said.code == 0 or said.err.startswith("error: no test can be made: ")
+
+
 def test_a_file_that_is_there_is_kept_unless_it_is_to_be_replaced(
     hicache: Hicache, refused: Path, tmp_path: Path
 ) -> None:

@@ -29,12 +29,12 @@ def lanes(records: list[Record], **config: Any) -> Lanes:
     return Lanes("run-a", {**CONFIG, **config}, records, QUERIES)
 
 
-def written() -> str:
+def written(**config: Any) -> str:
     before = joined(event_round(1), arrival("r1", 0), match("r1"))
     ours = joined(before, prefill("r1"))
     found = parting((0, ours), (1, joined(before, prefill("r1", pages=0))), COMPARED, has_storage=True)
     assert found is not None
-    own = lanes(ours)
+    own = lanes(ours, **config)
     server = server_of(own)
     assert not isinstance(server, str), server
     return file_text(found, own, server, "test_it.py")
@@ -98,6 +98,13 @@ def test_the_file_imports_nothing_but_the_server() -> None:
         elif isinstance(node, ast.ImportFrom):
             roots.add(str(node.module).partition(".")[0])
     assert roots - sys.stdlib_module_names == {"sglang", "torch"}
+
+
+def test_text_of_a_log_that_was_made_to_be_run_is_text() -> None:
+    evil = '"""\nimport os; os.abort()\n"""\\'
+    plain, text = written(), written(version=evil, radix_eviction_policy=evil)
+    assert [type(node) for node in ast.parse(text).body] == [type(node) for node in ast.parse(plain).body]
+    assert data_of(text)["SERVER"]["radix_eviction_policy"] == evil
 
 
 def test_what_a_log_lacks_is_told() -> None:
