@@ -69,7 +69,7 @@ def write_server_test(
 
 @contextmanager
 def of_their_kinds() -> Iterator[None]:
-    """A record without a field of its kind, or with something else in it, was written by no server: say so."""
+    """A record without a field of its kind, or with something else in it, no server wrote: say so."""
     try:
         yield
     except (KeyError, TypeError, ValueError, OverflowError) as error:
