@@ -75,14 +75,16 @@ if len(sys.argv) == 1:
     pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
     words.append("sglang::scheduler")
     ranks = [subprocess.Popen([*words, str(rank)], text=True, **pipes) for rank in range(3)]
-    done = [rank.stdout.readline() for rank in ranks]
+    for rank in ranks:
+        # One that has ended has said why.
+        assert rank.stdout.readline() == "done\\n", rank.communicate(timeout=60)
     cli = [sys.executable, "-m", "cli.app"]
     hook = ["timeout", "-k", "1", "19", *cli, "snapshot", "--match", "sglang::scheduler", "--seconds", "15"]
     taken = subprocess.run([*hook, "-o", "/srv/logs/evidence"], capture_output=True, text=True)
-    for rank in ranks:
-        print("end", file=rank.stdin, flush=True)
-    said = [rank.communicate(timeout=60)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0, 0], said
+    # Input that can't be written is that of a rank that has ended: its exit status tells.
+    said = [rank.communicate("end\\n", timeout=60)[1] for rank in ranks]
+    codes = [rank.returncode for rank in ranks]
+    assert codes == [0, 0, 0], (codes, said, taken)
     checked = subprocess.run([*cli, "check", "/srv/logs", "--json"], capture_output=True, text=True)
     screen = "DIVERGED  scope replica0: rank 1 left the majority (2 of 3)"
     print(json.dumps({
@@ -178,6 +180,7 @@ def ranks() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.xdist_group("pod")
 def test_three_ranks_are_recorded_watched_and_checked_there(ranks: dict[str, Any]) -> None:
     assert ranks["told"] == 3
     assert ranks["check"] == [10, ""]
@@ -186,6 +189,7 @@ def test_three_ranks_are_recorded_watched_and_checked_there(ranks: dict[str, Any
     assert verdict["first_divergence"]["index"] == 401
 
 
+@pytest.mark.xdist_group("pod")
 def test_whoever_shares_the_volume_under_another_user_can_read_nothing(ranks: dict[str, Any]) -> None:
     own = {path.removeprefix("/srv/logs/"): mode for path, mode in ranks["modes"].items()}
     assert {
@@ -198,6 +202,7 @@ def test_whoever_shares_the_volume_under_another_user_can_read_nothing(ranks: di
     assert modes == {"600", "700"}
 
 
+@pytest.mark.xdist_group("pod")
 def test_the_hook_before_the_end_has_evidence_of_every_rank(ranks: dict[str, Any]) -> None:
     """Without ptrace: the processes say themselves where they are."""
     assert ranks["hook"][0] == 0

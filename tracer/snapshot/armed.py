@@ -4,10 +4,13 @@ Owns two files of a rank beside its log, and the answers in `snapshot-<number>/`
 
     rank0003.signals.json   which signal makes process 4242 write its stacks, and that it is safe to send
     rank0003.signals.txt    where they go: C code writes them, which needs no turn of the interpreter
-    snapshot-17/            what only Python can say, by a thread, once a file `snapshot` has asked for 17
+    snapshot-17/            its stacks and what else Python can say, by a thread, once a file `snapshot` has
+                            asked for 17
 
-A signal nobody handles ends a process, so one is taken that nobody else has, and nothing here is done where
-that can't be known. torch is looked at where it was imported already, and is never imported.
+The C code follows the frames of all threads without holding the interpreter. While another thread runs they
+go away under it, and that ends the process: the signal is only for one in which no thread gets a turn. A
+signal that nobody handles ends it as well, so one is taken that nobody else has, and nothing here is done
+where that can't be known. torch is looked at where it was imported already, and is never imported.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -28,6 +31,9 @@ from tracer.sinks import FILE_MODE, FOLDER_MODE
 
 SCHEMA = "hicache.signals.v1"
 SIGNALS_NAME, STACKS_NAME = "rank{:04d}.signals.json", "rank{:04d}.signals.txt"
+# In a folder of answers.
+ANSWER_NAME = "rank{:04d}.answer.json"
+ANSWER_STACKS_NAME, ANSWER_THREADS_NAME = "rank{:04d}.stacks.txt", "rank{:04d}.threads.json"
 # Touched by whoever asks; the number in it names the folder of the answers.
 REQUEST_NAME, ANSWERS_BEGIN = "snapshot", "snapshot-"
 NUMBER = re.compile(r"[0-9]{1,20}")
@@ -41,6 +47,9 @@ MASKS = ("SigBlk", "SigIgn", "SigCgt")
 DUMPERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 FR_MODULE = "torch._C._distributed_c10d"
 
+# Signals of this process that were given back: nobody handles them, and they are ignored.
+_given_back: set[int] = set()
+
 
 class Armed:
     """One rank of this process that writes its stacks when a signal comes, until `disarm`."""
@@ -52,13 +61,14 @@ class Armed:
         self._pid = os.getpid()
 
     def disarm(self) -> None:
-        """Give the signal back. Nobody is told to send it any more first."""
+        """Give the signal back. Nobody is told to send it any more first; one on its way is ignored."""
         if self._pid != os.getpid():
             # In a forked child the files are its parent's.
             return
         with suppress(OSError):
             self._card.unlink()
         faulthandler.unregister(self._number)
+        _given_back.add(self._number)
         with suppress(OSError):
             if not os.path.getsize(self._file.name):
                 os.unlink(self._file.name)
@@ -82,11 +92,16 @@ def arm(folder: Path, rank: int) -> Armed | None:
     except OSError:
         return None
     try:
+        # What comes back once it is handled no more: whoever has just looked may still send it, and its
+        # default action would end the process.
+        signal.signal(number, signal.SIG_IGN)
+        _given_back.discard(number)
         faulthandler.register(number, file=file, all_threads=True, chain=False)
         armed = Armed(folder, rank, number, file)
         _write(folder / SIGNALS_NAME.format(rank), json.dumps(_card(rank, number, path)).encode())
     except (OSError, ValueError, RuntimeError):
         faulthandler.unregister(number)
+        _given_back.add(number)
         file.close()
         return None
     return armed
@@ -99,7 +114,7 @@ def free_signal() -> int | None:
         first, last = signal.SIGRTMIN + SIGNALS_PASSED_OVER, signal.SIGRTMAX
     except (OSError, ValueError, AttributeError):
         return None
-    used = set().union(*taken.values())
+    used = set().union(*taken.values()) - (_given_back & taken["SigIgn"])
     return next((number for number in range(first, last) if number not in used), None)
 
 
@@ -128,7 +143,7 @@ class Answers:
     def look(self) -> None:
         """Begin to answer if somebody has asked since the last look."""
         asked_ns = self._last_ns()
-        if asked_ns == self._asked_ns or (self._thread is not None and self._thread.is_alive()):
+        if asked_ns == self._asked_ns:
             return
         self._asked_ns = asked_ns
         try:
@@ -137,11 +152,14 @@ class Answers:
             return
         if not NUMBER.fullmatch(number):
             return
-        # A recorder that is locked must not stop the heart.
-        self._thread = threading.Thread(
-            target=self._answer, args=(number,), name=f"hicache snapshot {self._rank}", daemon=True
+        # A recorder that is locked must stop neither the heart nor the stacks of the next look.
+        is_locked = self._thread is not None and self._thread.is_alive()
+        words = (number, stacks if is_locked else answer)
+        thread = threading.Thread(
+            target=self._answer, args=words, name=f"hicache snapshot {self._rank}", daemon=True
         )
-        self._thread.start()
+        self._thread = self._thread if is_locked else thread
+        thread.start()
 
     def _last_ns(self) -> int:
         try:
@@ -149,25 +167,37 @@ class Answers:
         except OSError:
             return 0
 
-    def _answer(self, number: str) -> None:
+    def _answer(self, number: str, say: Callable[[Path, int, Mapping[str, Any]], None]) -> None:
         folder = self._folder / f"{ANSWERS_BEGIN}{number}"
         try:
             folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
-            answer(folder, self._rank, sys.modules)
+            say(folder, self._rank, sys.modules)
         except Exception:
             # Whoever asked finds nothing, and says so.
             return
 
 
 def answer(folder: Path, rank: int, modules: Mapping[str, Any]) -> None:
-    """Write what this process can say of itself; `answer.json` of the rank comes last."""
-    names = {f"0x{ident:016x}": name for ident, name in thread_names().items()}
-    _write(folder / f"rank{rank:04d}.threads.json", json.dumps(names).encode())
+    """Write what this process can say of itself; `answer.json` of the rank comes last.
+
+    Stacks are there before the recorder of torch is asked, which may be locked.
+    """
+    stacks(folder, rank, modules)
     dump, reason = flight_recorder(modules)
     if dump is not None:
         _write(folder / f"comm_lib_trace_rank_{rank}", dump)
     told = {"pid": os.getpid(), "rank": rank, "flight_recorder": reason}
-    _write(folder / f"rank{rank:04d}.answer.json", json.dumps(told).encode())
+    _write(folder / ANSWER_NAME.format(rank), json.dumps(told).encode())
+
+
+def stacks(folder: Path, rank: int, _modules: Mapping[str, Any]) -> None:
+    """Write names of threads and then their stacks, by a thread that has its turn: no other one runs."""
+    names = {f"0x{ident:016x}": name for ident, name in thread_names().items()}
+    _write(folder / ANSWER_THREADS_NAME.format(rank), json.dumps(names).encode())
+    path = folder / ANSWER_STACKS_NAME.format(rank)
+    with open(_part(path), "w", encoding="utf-8", opener=_for_owner) as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+    os.replace(_part(path), path)
 
 
 def flight_recorder(modules: Mapping[str, Any]) -> tuple[bytes | None, str]:
@@ -206,10 +236,14 @@ def _card(rank: int, number: int, path: Path) -> dict[str, Any]:
 
 def _write(path: Path, data: bytes) -> None:
     """Whole or not at all: somebody waits for the file to be there."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part = _part(path)
     with open(part, "wb", opener=_for_owner) as file:
         file.write(data)
     os.replace(part, path)
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 def _for_owner(path: str, flags: int) -> int:

@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tracer.snapshot import outside, procfs, recorder
-from tracer.snapshot.recorder import Recorder
+from tracer.snapshot.pulse import Pulse
+from tracer.snapshot.recorder import Recorder, Told
 
 PROCESS_SCHEMA = "hicache.process.v1"
 # A heart looks once a second whether somebody asks.
 ANSWER_S = 3.0
+NO_TURN = "no answer: no thread of it gets a turn, or its heart has stopped"
+NOT_SENT = "no answer in time, and a signal is safe only where surely no thread of it gets a turn"
 OWN, LOGS = "own", "logs"
 # Kinds of evidence, in the order in which they are told.
 KINDS = ("stacks", "flight_recorder", "process", "own_log", "log_tail", "py_spy")
@@ -98,6 +101,9 @@ class Look(threading.Thread):
         self._out = out
         self._proc = proc
         self._variables: dict[str, str] = {}
+        self._pulse: Pulse | None = None
+        # What came of asking it for its stacks in the last look.
+        self._told: Told = "come"
         self._is_done = False
 
     def run(self) -> None:
@@ -139,6 +145,7 @@ class Look(threading.Thread):
         found = recorder.find_recorder(own.pid, self._proc)
         if isinstance(found, Recorder):
             self.recorder, own.rank = found, found.rank
+            self._pulse = Pulse(found.folder, found.rank)
         else:
             own.reasons["own_log"] = found
         with suppress(OSError):
@@ -180,7 +187,7 @@ class Look(threading.Thread):
         self._note("py_spy", outside.py_spy(own.pid, target, self._frame.until_s), target)
 
     def _inside(self, folder: Path, look: int) -> None:
-        """What the process itself has to say: stacks first, which need nobody's turn."""
+        """What the process itself has to say."""
         own, found = self.taken, self.recorder
         number, asked = "", ""
         if found is not None:
@@ -188,34 +195,47 @@ class Look(threading.Thread):
                 number = self._frame.question(found.folder, look)
             except OSError as error:
                 asked = f"its folder can't be written to: {error.strerror}"
-            self._stacks(found, folder)
+            self._stacks(found, number, asked or NOT_SENT, folder)
         else:
             own.reasons["stacks"] = own.reasons["own_log"]
         dump = folder / f"comm_lib_trace_rank_{own.rank if own.rank is not None else own.pid}"
         reason = outside.flight_recorder(own.pid, self._variables, dump, self._frame.until_s, self._proc)
         if reason and found is not None and number:
-            reason = self._answer(found, number, folder, dump)
+            reason = self._answer(found, number, dump)
         self._note("flight_recorder", asked or reason, dump)
 
-    def _stacks(self, found: Recorder, folder: Path) -> None:
+    def _stacks(self, found: Recorder, number: str, otherwise: str, folder: Path) -> None:
+        """By a thread of the process; by a signal only where none of them gets a turn."""
         target = folder / f"stacks_{self.taken.tag}.txt"
-        if found.card is None:
-            self.taken.reasons["stacks"] = found.reason
-            return
-        reason = recorder.take_stacks(self.taken.pid, found.card, target, self._frame.until_s, self._proc)
-        self._note("stacks", reason, target)
-        if not reason:
-            # Those of now come with the answer, where somebody has a turn to write it.
-            self._names(json.dumps(dict(found.card.names)).encode(), folder)
-
-    def _answer(self, found: Recorder, number: str, folder: Path, dump: Path) -> str:
-        """Take over what the process has written; why there is no dump among it, or ""."""
+        pulse = self._pulse
+        assert pulse is not None
         until_s = min(self._frame.until_s, time.monotonic() + ANSWER_S)
+        try:
+            self._told = recorder.await_stacks(found, number, pulse, target, until_s)
+        except OSError as error:
+            self.taken.reasons["stacks"] = f"its stacks can't be copied: {error.strerror}"
+            return
+        reason = otherwise if self._told == "late" else ""
+        if self._told == "held" and found.card is None:
+            reason = found.reason
+        elif self._told == "held" and found.card is not None:
+            reason = recorder.take_stacks(self.taken.pid, found.card, target, self._frame.until_s, self._proc)
+            if not reason:
+                # Those of when it began: nobody in it can say the ones of now.
+                names = json.dumps(dict(found.card.names)).encode()
+                recorder.write(recorder.names_of(target), names)
+        self._note("stacks", reason, target)
+
+    def _answer(self, found: Recorder, number: str, dump: Path) -> str:
+        """Take over what the process has written; why there is no dump among it, or ""."""
+        if self._told == "held":
+            return NO_TURN
+        # Stacks come first: where they did not, nothing else will.
+        seconds = ANSWER_S if self._told == "come" else 0.0
+        until_s = min(self._frame.until_s, time.monotonic() + seconds)
         answers, told = recorder.take_answer(found.folder, number, found.rank, until_s)
         if answers is None:
-            return f"no answer within {ANSWER_S:g} s: no thread of it gets a turn, or its heart has stopped"
-        with suppress(OSError):
-            self._names((answers / f"rank{found.rank:04d}.threads.json").read_bytes(), folder)
+            return f"no answer within {ANSWER_S:g} s"
         if reason := str(told.get("flight_recorder") or ""):
             return reason
         try:
@@ -223,11 +243,6 @@ class Look(threading.Thread):
         except OSError as error:
             return f"its dump can't be read: {error.strerror}"
         return ""
-
-    def _names(self, names: bytes, folder: Path) -> None:
-        """Names of threads beside the stacks, which have none."""
-        if (folder / f"stacks_{self.taken.tag}.txt").exists():
-            recorder.write(folder / f"stacks_{self.taken.tag}.threads.json", names)
 
     def _copies(self) -> None:
         """Its logs: ours, and the ends of what it says."""

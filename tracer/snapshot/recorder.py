@@ -1,7 +1,8 @@
-"""Our own recorder in another process: where its files are, its stacks by a signal, the rest by a file.
+"""Our own recorder in another process: where its files are, and what it says when it is asked by a file.
 
-A signal is sent only where the process has said so itself, is still the same process, and still handles that
-signal by what the system says: the default action of a signal would end it.
+Where no thread of it gets a turn, stacks are had by a signal. It is sent only where the process has said so
+itself, is still the same process, and still handles that signal by what the system says: the default action
+of a signal would end it. So could the handler, if a thread had its turn after all: see `armed`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tracer.places import SEGMENT
 from tracer.sinks import FILE_MODE, meta_name
 from tracer.snapshot import procfs
 from tracer.snapshot.armed import (
+    ANSWER_NAME,
+    ANSWER_STACKS_NAME,
+    ANSWER_THREADS_NAME,
     ANSWERS_BEGIN,
     REQUEST_NAME,
     SCHEMA,
@@ -30,6 +34,7 @@ from tracer.snapshot.armed import (
     STACKS_NAME,
     signal_masks,
 )
+from tracer.snapshot.pulse import Pulse
 
 STACKS = re.compile(r"rank(\d{4,})\.signals\.txt")
 CARD_BYTES_MAX = 1 << 20
@@ -39,7 +44,11 @@ LOOK_S = 0.02
 # Stacks are there when nothing more has come for so long.
 SETTLED_S = 0.1
 STACKS_S = 3.0
+# A heart beats once a second while threads of its process get a turn.
+HELD_S = 2.5
 NOT_LOADED = "no recorder of hicache in this process"
+# Stacks have come; or there are none and no thread had a turn for `HELD_S`; or none, and that can't be said.
+Told = Literal["come", "held", "late"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +146,37 @@ def _card(folder: Path, rank: int, pid: int) -> Card | str:
     return Card(number, folder / STACKS_NAME.format(rank), {str(at): str(name) for at, name in own.items()})
 
 
+def await_stacks(found: Recorder, number: str, pulse: Pulse, out: Path, until_s: float) -> Told:
+    """Wait for the stacks that a thread of the process writes, and copy them.
+
+    Raises:
+        OSError: they can't be read, or not be copied.
+    """
+    answers = found.folder / f"{ANSWERS_BEGIN}{number}"
+    path = answers / ANSWER_STACKS_NAME.format(found.rank)
+    while not path.exists():
+        if pulse.is_there and pulse.still_s() >= HELD_S:
+            return "held"
+        if time.monotonic() > until_s:
+            return "late"
+        time.sleep(LOOK_S)
+    # Names were there before the stacks.
+    names = answers / ANSWER_THREADS_NAME.format(found.rank)
+    for source, target in ((names, names_of(out)), (path, out)):
+        with source.open("rb") as file:
+            write(target, file.read(STACKS_BYTES_MAX))
+    return "come"
+
+
+def names_of(stacks: Path) -> Path:
+    """Where names of threads stand, beside stacks, which have none."""
+    return stacks.with_suffix(".threads.json")
+
+
 def take_stacks(pid: int, card: Card, out: Path, until_s: float, proc: Path = procfs.PROC) -> str:
-    """Have a process write its stacks, and copy them; why there are none, or "".
+    """Have a process write its stacks by a signal, and copy them; why there are none, or "".
+
+    Only for one in which no thread gets a turn: another's stack could go away while it is followed.
 
     Args:
         until_s: of the monotonic clock.
@@ -152,6 +190,9 @@ def take_stacks(pid: int, card: Card, out: Path, until_s: float, proc: Path = pr
         if card.signal not in handled:
             return f"it does not handle signal {card.signal} any more, which was not sent"
         begin = card.stacks.stat().st_size
+        if not os.statvfs(card.stacks).f_bavail:
+            # They would not be written; and its heart may be still because no beat can be.
+            return "its volume is full: no signal was sent"
         signal.pidfd_send_signal(handle, card.signal)
     except (OSError, ValueError) as error:
         return f"not asked for its stacks: {getattr(error, 'strerror', None) or error}"
@@ -200,7 +241,7 @@ def request(folder: Path) -> str:
 def take_answer(folder: Path, number: str, rank: int, until_s: float) -> tuple[Path | None, dict[str, Any]]:
     """The folder of the answers once this rank's is there, and what it says; None if it never was."""
     answers = folder / f"{ANSWERS_BEGIN}{number}"
-    path = answers / f"rank{rank:04d}.answer.json"
+    path = answers / ANSWER_NAME.format(rank)
     while not path.exists():
         if time.monotonic() > until_s:
             return None, {}

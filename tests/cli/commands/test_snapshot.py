@@ -36,7 +36,7 @@ def test_processes_are_found_by_their_command_line_and_told_as_json(tmp_path: Pa
     document = json.loads(said.out)
     assert (said.code, said.err, document["schema"]) == (0, "", "hicache.snapshot.v1")
     (one,) = document["processes"]
-    assert (one["pid"], one["rank"], one["files"]["stacks"]) == (process.pid, 0, ["1/stacks_rank_0.txt"])
+    assert (one["pid"], one["rank"], one["files"]["process"]) == (process.pid, 0, ["1/process_rank_0.json"])
     # Whether the first look was over by then or not.
     assert one["reasons"]["process"] in ("no time left for a second look", "not done within 1.5 s")
 

@@ -6,6 +6,7 @@ import faulthandler
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -18,8 +19,8 @@ from tests.support.sleepers import asleep
 from tracer.snapshot.armed import FR_MODULE, Answers, answer, arm, flight_recorder, free_signal, signal_masks
 
 
-def card(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "rank0000.signals.json").read_text())
+def card(folder: Path, rank: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"rank{rank:04d}.signals.json").read_text())
     return found
 
 
@@ -68,6 +69,18 @@ def test_a_rank_that_is_armed_no_more_leaves_nothing_and_gives_its_signal_back(t
     assert (free_signal(), list(tmp_path.iterdir())) == (first, [])
 
 
+def test_a_signal_that_is_on_its_way_when_it_is_given_back_ends_nothing(tmp_path: Path) -> None:
+    armed = arm(tmp_path, 3)
+    assert armed is not None
+    number = card(tmp_path, 3)["signal"]
+    armed.disarm()
+    os.kill(os.getpid(), number)
+    again = arm(tmp_path, 3)
+    assert again is not None
+    assert card(tmp_path, 3)["signal"] == number
+    again.disarm()
+
+
 def test_a_folder_that_can_not_be_written_costs_no_signal(tmp_path: Path) -> None:
     first = free_signal()
     assert arm(tmp_path / "missing", 0) is None
@@ -106,8 +119,11 @@ def test_a_dump_of_the_recorder_is_had_where_torch_is_there_or_the_reason_is() -
     )
 
 
-def test_an_answer_has_the_names_of_threads_and_the_dump(tmp_path: Path) -> None:
+def test_an_answer_has_the_stacks_the_names_of_threads_and_the_dump(tmp_path: Path) -> None:
     answer(tmp_path, 2, torch_with(lambda *_: b"{}"))
+    text = (tmp_path / "rank0002.stacks.txt").read_text()
+    assert f"thread 0x{threading.main_thread().ident:016x} (most recent call first):" in text
+    assert "in test_an_answer_has_the_stacks_the_names_of_threads_and_the_dump" in text
     names = json.loads((tmp_path / "rank0002.threads.json").read_text())
     assert names[f"0x{threading.main_thread().ident:016x}"] == "MainThread"
     assert (tmp_path / "comm_lib_trace_rank_2").read_bytes() == b"{}"
@@ -123,10 +139,13 @@ def looked(folder: Path, number: str) -> list[str]:
     answers = Answers(folder, 0)
     (folder / "snapshot").write_text(number)
     answers.look()
-    for thread in threading.enumerate():
-        if thread.name == "hicache snapshot 0":
-            thread.join()
+    for thread in answering():
+        thread.join()
     return sorted(path.name for path in folder.iterdir())
+
+
+def answering() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "hicache snapshot 0"]
 
 
 def test_a_question_is_answered_in_a_folder_of_its_number(tmp_path: Path) -> None:
@@ -142,3 +161,34 @@ def test_a_question_of_before_is_not_answered_again(tmp_path: Path) -> None:
     answers = Answers(tmp_path, 0)
     answers.look()
     assert [path.name for path in tmp_path.iterdir()] == ["snapshot"]
+
+
+def test_a_recorder_that_is_locked_costs_the_next_question_no_stacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_inside, is_free = threading.Event(), threading.Event()
+
+    def locked(*_: object) -> bytes:
+        is_inside.set()
+        is_free.wait(60)
+        return b"{}"
+
+    for name, module in torch_with(locked).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    answers = Answers(tmp_path, 0)
+    for number in ("17", "18"):
+        (tmp_path / "snapshot").write_text(number)
+        os.utime(tmp_path / "snapshot", (int(number), int(number)))
+        answers.look()
+        assert is_inside.wait(60)
+    stacks = tmp_path / "snapshot-18" / "rank0000.stacks.txt"
+    first, *others = answering()
+    for thread in others:
+        thread.join()
+    assert "in locked" in stacks.read_text()
+    assert not list(tmp_path.glob("snapshot-1?/rank0000.answer.json"))
+    is_free.set()
+    first.join()
+    assert list(tmp_path.glob("snapshot-1?/rank0000.answer.json")) == [
+        tmp_path / "snapshot-17" / "rank0000.answer.json"
+    ]

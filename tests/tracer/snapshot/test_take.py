@@ -16,7 +16,7 @@ from subprocess import Popen
 
 import pytest
 
-from tests.support.sleepers import end, stand, start
+from tests.support.sleepers import asleep, end, stand, start
 from tracer.snapshot import recorder
 from tracer.snapshot.take import Snapshot, ancestors, matching
 
@@ -64,10 +64,48 @@ def test_of_eight_processes_six_have_everything_and_the_two_that_are_stopped_the
         assert one.reasons["flight_recorder"] == "torch.distributed is not loaded"
         names = json.loads((out / f"2/stacks_rank_{one.rank}.threads.json").read_text())
         assert "MainThread" in names.values()
+        # A thread of it has written them: the handler of a signal is only for where none gets a turn.
+        assert (logs / f"rank{one.rank:04d}.signals.txt").read_text() == ""
     summary = json.loads((out / "snapshot.json").read_text())
     assert [one["pid"] for one in summary["processes"]] == [process.pid for process in processes]
     # Nothing is left in the folder that belongs to the processes.
     assert not list(logs.glob("snapshot*"))
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("processes")
+def test_where_no_thread_gets_a_turn_stacks_are_had_by_a_signal_and_only_there(tmp_path: Path) -> None:
+    logs, out = tmp_path / "logs", tmp_path / "out"
+    out.mkdir()
+    with asleep(0, logs) as free, asleep(1, logs, "hold") as held:
+        taken = Snapshot(out, seconds=60).take([free.pid, held.pid])
+        assert (free.poll(), held.poll()) == (None, None)
+    for one in taken:
+        assert one.files["stacks"] == [f"{look}/stacks_rank_{one.rank}.txt" for look in (1, 2)]
+        names = json.loads((out / f"1/stacks_rank_{one.rank}.threads.json").read_text())
+        assert "MainThread" in names.values()
+    assert "in hold_interpreter" in (out / "2/stacks_rank_1.txt").read_text()
+    assert [len((logs / f"rank{rank:04d}.signals.txt").read_bytes()) > 0 for rank in (0, 1)] == [False, True]
+    assert taken[1].reasons["flight_recorder"].startswith("no answer: no thread of it gets a turn")
+
+
+@pytest.mark.slow
+def test_a_process_that_does_not_answer_though_its_heart_beats_is_sent_no_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder can't be written to by whoever asks."""
+    logs, out = tmp_path / "logs", tmp_path / "out"
+    out.mkdir()
+    monkeypatch.setattr(recorder, "request", refuse)
+    with asleep(0, logs) as process:
+        (one,) = Snapshot(out, seconds=4, apart_s=10).take([process.pid])
+        assert (logs / "rank0000.signals.txt").read_text() == ""
+    assert one.reasons["stacks"] == "its folder can't be written to: Permission denied"
+    assert "stacks" not in one.files
+
+
+def refuse(folder: Path) -> str:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def test_a_read_that_never_ends_is_left_behind(tmp_path: Path) -> None:
