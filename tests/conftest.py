@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from hicache.control import patience
+
+# Objects made before the youngest are looked through. With the usual 700, a tenth of the suite's processor
+# time goes into looking at what was collected and stays.
+GARBAGE_THRESHOLD = 10_000
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests are there until the end: nobody need look whether they are garbage."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GARBAGE_THRESHOLD, *gc.get_threshold()[1:])
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks say after fewer steps without progress that they are stuck: what is seen then is the same."""
+    monkeypatch.setattr(patience, "IDLE_STEPS_MAX", 500)
+    monkeypatch.setattr(patience, "STORAGE_IDLE_STEPS_MAX", 500)
 
 
 @pytest.fixture

@@ -176,7 +176,7 @@ def test_the_commands_that_are_typed_there_have_these_options(command: str, text
 
 def run(words: list[str], tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", **environment}
-    return subprocess.run(words, capture_output=True, text=True, env=env, timeout=30, check=False)
+    return subprocess.run(words, capture_output=True, text=True, env=env, timeout=100, check=False)
 
 
 def program(tmp_path: Path, name: str, text: str) -> None:

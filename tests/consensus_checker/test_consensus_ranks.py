@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -269,11 +270,12 @@ def _hear_not(_text: str) -> None:
     pass
 
 
+# Rounds of three ranks over one store: who is odd in it, where its records go, and who watches.
 JOB = """
-import sys
+import json, os, sys
 import torch.distributed as dist
 from consensus_checker import configure, rank_consensus, shutdown
-rank, file, odd = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+rank, file = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=3)
 group = dist.new_group([0, 1, 2], backend="gloo")
 
@@ -284,67 +286,84 @@ class Coordinator:
 @rank_consensus(same_params=True)
 def admit(rid, tokens): pass
 
-configure([None, Coordinator(), dist.group.WORLD], watcher=sys.argv[4] or None)
-for number in range(20):
-    admit(f"r{number}", [number, 1 if (rank, number) == (odd, 7) else 0])
-dist.barrier()
-shutdown()
-dist.barrier()
+for odd, folder, watcher in json.loads(sys.argv[3]):
+    if folder:
+        os.environ["HICACHE_TRACE_DIR"] = folder
+    configure([None, Coordinator(), dist.group.WORLD], watcher=watcher)
+    for number in range(20):
+        admit(f"r{number}", [number, 1 if (rank, number) == (odd, 7) else 0])
+    dist.barrier()
+    shutdown()
+    dist.barrier()
+    print(END_OF_ROUND, file=sys.stderr, flush=True)
 dist.destroy_process_group()
 """
+END_OF_ROUND = "-- end of round --\n"
 
 
-def run_job(folder: Path, *words: str) -> list[str]:
-    """Three processes over one store; what each said on stderr."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", JOB, str(rank), str(folder / "store"), *words],
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
+@dataclass(frozen=True)
+class Rounds:
+    """What the ranks said on stderr in each round, and the folder that the rounds were in."""
+
+    told: list[list[str]]
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def rounds(tmp_path_factory: pytest.TempPathFactory) -> Rounds:
+    """Two that are watched, with records in a folder of their own, and two that are not."""
+    pytest.importorskip("torch")
+    folder = tmp_path_factory.mktemp("rounds")
+    asked = [
+        (1, "", "live"),
+        (-1, "", "live"),
+        (1, str(folder / "odd"), None),
+        (-1, str(folder / "none"), None),
     ]
-    told = [process.communicate(timeout=100)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0], told
-    return told
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("processes")
-def test_a_watcher_tells_all_ranks_of_the_call_and_the_logs_of_all_stay(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("consensus_checker.live")
-    with asked_for(tmp_path) as patch:
+    code = JOB.replace("END_OF_ROUND", repr(END_OF_ROUND.rstrip()))
+    with asked_for(folder) as patch:
         patch.delenv("HICACHE_TRACE_DIR")
-        patch.setenv("TMPDIR", str(tmp_path))
-        told = run_job(tmp_path, "1", "live")
-        # Who hears of it before the third rank has come there sees two sides.
-        assert all("DIVERGED" in text and "at call 14, step 0" in text for text in told), told
-        (folder,) = tmp_path.glob("hicache-records-*")
-        assert all(f"the records of rank {rank} are in {folder}" in told[rank] for rank in range(3))
-        assert check(find_logs(folder)).finding.culprit == (1,)
-        # Where nothing was wrong, nothing is left.
-        (tmp_path / "store").unlink(missing_ok=True)
-        told = run_job(tmp_path, "-1", "live")
-        assert "DIVERGED" not in "".join(told)
-        assert list(tmp_path.glob("hicache-records-*")) == [folder]
+        patch.setenv("TMPDIR", str(folder))
+        words = [sys.executable, "-W", "ignore", "-c", code]
+        processes = [
+            subprocess.Popen(
+                [*words, str(rank), str(folder / "store"), json.dumps(asked)],
+                cwd=ROOT,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(3)
+        ]
+        said = [process.communicate(timeout=100)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], said
+    by_rank = [text.split(END_OF_ROUND)[: len(asked)] for text in said]
+    return Rounds([list(texts) for texts in zip(*by_rank, strict=True)], folder)
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("processes")
-@pytest.mark.parametrize("odd", [1, -1])
-def test_processes_meet_in_the_store_of_torch(tmp_path: Path, odd: int) -> None:
-    pytest.importorskip("torch")
-    with asked_for(tmp_path / "run"):
-        told = run_job(tmp_path, str(odd), "")
-    assert "hicache: warning" not in "".join(told)
-    run = find_logs(tmp_path / "run")
+def test_a_watcher_tells_all_ranks_of_the_call_and_the_logs_of_all_stay(rounds: Rounds) -> None:
+    told, quiet, *_ = rounds.told
+    # Who hears of it before the third rank has come there sees two sides.
+    assert all("DIVERGED" in text and "at call 14, step 0" in text for text in told), told
+    # Of the round in which nothing was wrong, nothing is left.
+    (folder,) = rounds.folder.glob("hicache-records-*")
+    assert all(f"the records of rank {rank} are in {folder}" in told[rank] for rank in range(3))
+    assert check(find_logs(folder)).finding.culprit == (1,)
+    assert "DIVERGED" not in "".join(quiet)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("processes")
+@pytest.mark.parametrize(("number", "name"), [(2, "odd"), (3, "none")])
+def test_processes_meet_in_the_store_of_torch(rounds: Rounds, number: int, name: str) -> None:
+    assert "hicache: warning" not in "".join(rounds.told[number])
+    run = find_logs(rounds.folder / name)
     header = run.lanes[0].header
     assert (header["sizes"], header["groups"]) == ({"replica": 1, "member": 3}, {"tp:0": [0, 1, 2]})
     assert len(run.run_ids) == 1 and run.run_id != "consensus"
     finding = check(run).finding
-    assert (finding.kind, finding.culprit) == (("divergence", (1,)) if odd == 1 else ("consistent", ()))
+    assert (finding.kind, finding.culprit) == (("divergence", (1,)) if name == "odd" else ("consistent", ()))
 
 
 @pytest.mark.parametrize(

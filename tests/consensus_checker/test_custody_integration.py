@@ -57,6 +57,7 @@ def _agreement(transport: Transport, where: Where) -> Agreement:
     return ChangesOne(transport, where)
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("where", ["sent", "kept"])
 @pytest.mark.parametrize(("pp", "tp", "rank"), [(2, 2, 1), (4, 1, 0), (2, 1, 0), (3, 2, 0)])
 @pytest.mark.parametrize("seed", range(3))

@@ -203,6 +203,12 @@ def test_ranks_that_were_stopped_before_their_time_are_not_missed(running: list[
     assert [rank.told for rank in running] == [[], [], []]
 
 
+def has_looked_again(rank: Rank) -> bool:
+    """Wait for a look that began when the last call was there."""
+    beat = rank.watcher._own.beat + 2
+    return until(lambda: rank.watcher._own.beat >= beat)
+
+
 def test_a_divergence_thousands_of_calls_back_is_narrowed_to_its_call(
     tmp_path: Path, running: list[Rank]
 ) -> None:
@@ -215,7 +221,7 @@ def test_a_divergence_thousands_of_calls_back_is_narrowed_to_its_call(
         for number in range(12_000):
             rank.match(f"r{number}", 1 if (rank.rank, number) == (2, 5_431) else 64, 5)
             if not number % LINKS:
-                time.sleep(0.06)
+                assert has_looked_again(rank)
     assert have_verdict(ranks)
     first = finding(ranks[0]).first_divergence
     assert (finding(ranks[0]).culprit, first.index, first.request) == ((2,), 5_431, "r5431")

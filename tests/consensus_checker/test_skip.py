@@ -470,6 +470,7 @@ def test_runs_with_anything_in_them(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_runs_of_the_zoo(tmp_path: Path, name: str, seed: int) -> None:
     simulate(SCENARIOS[name].plan(seed, twin=False), out=tmp_path)

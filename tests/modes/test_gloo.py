@@ -111,7 +111,7 @@ def test_a_scenario_gives_the_verdict_that_it_gives_in_the_simulator(
     )
     (tmp_path / "sim").mkdir()
     simulate(spec.plan(), out=tmp_path / "sim")
-    run(spec, tmp_path / "gloo", timeout_s=4)
+    run(spec, tmp_path / "gloo", timeout_s=8)
     simulated, real = (checked(hicache, tmp_path / mode) for mode in ("sim", "gloo"))
     assert real["verdict"]["rule"] == simulated["verdict"]["rule"]
     assert real["ranks"]["culprit"] == simulated["ranks"]["culprit"]
@@ -143,8 +143,17 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return crews
 
 
+TWO, FOUR = Topology(tp=2), Topology(tp=2, pp=2)
+
+
 def ended_after(
-    number: signal.Signals, rank: int, out: Path, monkeypatch: pytest.MonkeyPatch, *, timeout_s: float = 60
+    number: signal.Signals,
+    rank: int,
+    topology: Topology,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    timeout_s: float = 60,
 ) -> tuple[Result, float]:
     """A long run in which one worker gets a signal; seconds from there to the end."""
     crews = started(monkeypatch)
@@ -154,26 +163,25 @@ def ended_after(
         since.append(time.monotonic())
         os.kill(crews[0]._processes[rank].handle.pid, number)
 
-    spec = PlanSpec(
-        Config(topology=Topology(tp=2, pp=2), device_pages=300, host_pages=900, concurrency=4), agentic=LONG
-    )
+    spec = PlanSpec(Config(topology=topology, device_pages=300, host_pages=900, concurrency=4), agentic=LONG)
     out.mkdir(exist_ok=True)
     result = run_gloo(spec, spec.plan(), out=out, timeout_s=timeout_s, progress=when_served(strike))
     return result, time.monotonic() - since[0]
 
 
-@pytest.mark.parametrize("rank", [0, 3])
+# The one that the others have met at, and one of the last stage.
+@pytest.mark.parametrize(("rank", "topology"), [(0, TWO), (3, FOUR)])
 def test_a_process_that_is_killed_ends_the_run_with_a_verdict_and_not_with_a_hang(
-    rank: int, tmp_path: Path, hicache: Hicache, monkeypatch: pytest.MonkeyPatch
+    rank: int, topology: Topology, tmp_path: Path, hicache: Hicache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result, seconds = ended_after(signal.SIGKILL, rank, tmp_path, monkeypatch)
+    result, seconds = ended_after(signal.SIGKILL, rank, topology, tmp_path, monkeypatch)
     assert (result.outcome, result.error) == (
         "crashed",
         f"rank {rank}: its process died, killed by SIGKILL",
     )
-    assert seconds < 10
-    others = [result.endings[other].outcome for other in range(4) if other != rank]
-    assert others == ["stopped"] * 3
+    assert seconds < 40
+    others = [result.endings[other].outcome for other in range(topology.world_size) if other != rank]
+    assert others == ["stopped"] * (topology.world_size - 1)
     closed = trailers(tmp_path)
     assert closed.pop(f"rank000{rank}.scheduler") == ""
     assert closed.pop(f"rank000{rank}.heart") == ""
@@ -185,20 +193,20 @@ def test_a_process_that_is_killed_ends_the_run_with_a_verdict_and_not_with_a_han
 def test_a_process_that_is_told_to_end_closes_its_log_and_the_others_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result, seconds = ended_after(signal.SIGTERM, 1, tmp_path, monkeypatch)
+    result, seconds = ended_after(signal.SIGTERM, 1, TWO, tmp_path, monkeypatch)
     assert (result.outcome, result.error) == ("stopped", "rank 1: told to end by a signal")
-    assert seconds < 10
+    assert seconds < 40
     assert set(trailers(tmp_path).values()) == {"stopped"}
 
 
 def test_a_process_that_is_frozen_is_a_hang_after_the_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result, seconds = ended_after(signal.SIGSTOP, 2, tmp_path, monkeypatch, timeout_s=3)
+    result, seconds = ended_after(signal.SIGSTOP, 1, TWO, tmp_path, monkeypatch, timeout_s=6)
     assert result.outcome == "hung"
-    assert "longer than --timeout 3 seconds" in result.error
-    assert seconds < 20
-    assert result.endings[2].error == "it did not end by itself"
+    assert "longer than --timeout 6 seconds" in result.error
+    assert seconds < 50
+    assert result.endings[1].error == "it did not end by itself"
 
 
 def test_an_exception_in_one_process_names_the_rank_and_what_it_said(tmp_path: Path) -> None:
@@ -281,7 +289,7 @@ def test_under_torchrun_a_rank_that_hangs_is_told_by_the_others_as_a_hang(tmp_pa
     )
     plan, out = tmp_path / "plan.json", tmp_path / "out"
     plan.write_text(spec.to_json())
-    process = torchrun(plan, out, "--timeout", "4")
+    process = torchrun(plan, out, "--timeout", "8")
     ((said, err),) = outputs([process])
     assert said.startswith("HUNG  "), err
     assert set(trailers(out).values()) == {"hung"}

@@ -33,7 +33,7 @@ def test_sigterm_to_the_launcher_ends_its_ranks_and_leaves_a_summary(tmp_path: P
         assert launcher.poll() is None
         time.sleep(0.05)
     launcher.send_signal(signal.SIGTERM)
-    _, said = launcher.communicate(timeout=30)
+    _, said = launcher.communicate(timeout=100)
     assert launcher.returncode == 143
     assert said.decode() == f"stopped by SIGTERM; the logs up to here are in {out}\n"
     assert json.loads((out / "run.json").read_text())["outcome"] == "stopped"

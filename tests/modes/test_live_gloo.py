@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,12 +16,16 @@ from typing import Any
 
 import pytest
 
+from consensus_checker.live import FINDER
 from tests.support.processes import ROOT, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
 MODULE = "tests.support.live_rank"
 Line = dict[str, Any]
+# Of ranks that are all there: on a busy machine one may well say nothing for two seconds.
+PATIENT = {"silence_s": 30}
+BEHIND = re.compile(r"the watcher of rank \d was \d+\.\d s behind its calls")
 
 
 @contextmanager
@@ -72,7 +77,7 @@ def start(place: str, folder: Path, size: int, plan: Line) -> list[subprocess.Po
 def finish(processes: list[subprocess.Popen[str]]) -> list[list[Line]]:
     """What each has printed; none outlives this call."""
     try:
-        outputs = [process.communicate(timeout=90) for process in processes]
+        outputs = [process.communicate(timeout=300) for process in processes]
     finally:
         for process in processes:
             if process.poll() is None:
@@ -87,8 +92,20 @@ def ran(folder: Path, size: int, plan: Line, *, kind: str = "tcp") -> list[list[
         return finish(start(place, folder, size, plan))
 
 
+def wait_until_heard(posts: Path, rank: int) -> None:
+    """Until whoever compares has looked at all posts since the rank's first one was there."""
+    end_s = time.monotonic() + 60
+    looks: set[int] = set()
+    while len(looks) < 3:
+        assert time.monotonic() < end_s, sorted(path.name for path in posts.iterdir())
+        if list(posts.glob(f"*post_{rank}")):
+            looks |= {path.stat().st_mtime_ns for path in posts.glob(f"*{FINDER}")}
+        time.sleep(0.01)
+
+
 def told(lines: list[Line]) -> list[str]:
-    return [line["told"] for line in lines if "told" in line]
+    """What was said of ranks. On a busy machine a watcher may say of itself that it was behind."""
+    return [line["told"] for line in lines if "told" in line and not BEHIND.fullmatch(line["told"])]
 
 
 def ended(lines: list[Line]) -> Line:
@@ -96,14 +113,14 @@ def ended(lines: list[Line]) -> Line:
 
 
 def test_processes_that_agree_are_compared_to_the_end_and_say_nothing(tmp_path: Path) -> None:
-    found = ran(tmp_path, 4, {"calls": 1_500, "rate": 1_000}, kind="file")
+    found = ran(tmp_path, 4, {"calls": 1_500, "rate": 1_000, **PATIENT}, kind="file")
     assert [told(lines) for lines in found] == [[]] * 4
     assert max(ended(lines)["compared"] for lines in found) == 1_500
 
 
 @pytest.mark.parametrize("kind", ["tcp", "folder"])
 def test_processes_that_part_all_tell_who_did_and_where(kind: str, tmp_path: Path) -> None:
-    plan = {"calls": 3_000, "rate": 1_000, "acts": {"3": {"1500": "value"}}}
+    plan = {"calls": 3_000, "rate": 1_000, "acts": {"3": {"1500": "value"}}, **PATIENT}
     found = ran(tmp_path, 4, plan, kind=kind)
     texts = {text for lines in found for text in told(lines)}
     assert len(texts) == 1, texts
@@ -144,16 +161,17 @@ def test_a_rank_that_is_killed_is_named_by_all_others_also_if_it_compared(rank: 
 
 
 def test_a_rank_that_holds_its_interpreter_is_told_as_running(tmp_path: Path) -> None:
-    plan = {"calls": 1_000, "rate": 200, "acts": {"1": {"100": "hold:3"}}, "silence_s": 1}
+    plan = {"calls": 1_400, "rate": 200, "acts": {"1": {"100": "hold:4"}}, "silence_s": 1}
     found = ran(tmp_path, 3, plan, kind="folder")
     summary = ended(found[0])["verdict"]["verdict"]["summary"]
-    assert summary.startswith("rank 1 said nothing for 1.")
+    # From a second on, as soon as somebody looks.
+    assert re.match(r"rank 1 said nothing for [1-6]\.", summary), summary
     assert "its process is there and does not run its watcher" in summary
     assert any(text.startswith("it is over: rank 1 goes on") for text in told(found[0]))
 
 
 def test_all_ranks_end_with_1_when_the_policy_says_so(tmp_path: Path) -> None:
-    plan = {"calls": 30_000, "rate": 1_000, "policy": "abort", "acts": {"1": {"500": "value"}}}
+    plan = {"calls": 30_000, "rate": 1_000, "policy": "abort", "acts": {"1": {"500": "value"}}, **PATIENT}
     with store("folder", tmp_path) as place:
         processes = start(place, tmp_path, 3, plan)
         found = finish(processes)
@@ -184,15 +202,15 @@ def test_a_process_that_is_stopped_and_goes_on_is_told_twice(tmp_path: Path) -> 
         first = processes[0].stdout
         assert first is not None
         json.loads(first.readline())
-        # Until it has been heard: who never was is not missed.
-        time.sleep(0.5)
+        # Who never was heard is not missed.
+        wait_until_heard(tmp_path / "store", 2)
         processes[2].send_signal(signal.SIGSTOP)
         try:
             line = json.loads(first.readline())
         finally:
             processes[2].send_signal(signal.SIGCONT)
         found = finish(processes)
-    assert "rank 2 said nothing for 1." in line["told"]
+    assert re.search(r"rank 2 said nothing for \d+\.", line["told"]), line
     assert "its process is stopped" in line["told"].replace("\n          ", " ")
     assert any("it is over: rank 2 goes on (dead)" in text for text in told(found[1]))
     assert ended(found[1])["verdict"]["verdict"]["code"] == 14

@@ -19,7 +19,7 @@ MODULE = "tests.support.skewed_votes"
 
 def run(*words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setenv("HICACHE_TRACE_DIR", str(folder))
-    return [json.loads(out) for out, _ in outputs(start_ranks(2, MODULE, *words), timeout_s=60)]
+    return [json.loads(out) for out, _ in outputs(start_ranks(2, MODULE, *words), timeout_s=300)]
 
 
 def test_the_first_mispaired_vote_is_named_while_the_votes_go_on(

@@ -48,7 +48,7 @@ def evidence(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env={**os.environ, "PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=600,
         check=False,
     )
     assert said.returncode == 0, said.stderr

@@ -32,7 +32,13 @@ WORLDS += [("dp=2,tp=2", "full host", 3), ("tp=4", "late copies", 7), ("one rank
 Prompts = dict[str, Request]
 
 
-@pytest.fixture(scope="module", params=WORLDS, ids=lambda world: "/".join(map(str, world)))
+def param(place: tuple[str, str, int]) -> Any:
+    """Whoever has simulated a world has all its tests."""
+    name = "/".join(map(str, place))
+    return pytest.param(place, id=name, marks=pytest.mark.xdist_group(f"account {name}"))
+
+
+@pytest.fixture(scope="module", params=map(param, WORLDS))
 def told(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Run, Prompts, bytes]:

@@ -99,7 +99,8 @@ def test_a_receiver_that_dies_half_way_leaves_no_span_uncounted(tmp_path: Path) 
     total = 6 * BATCH_SPANS
     log = many(tmp_path / "log", total)
     with receiving(tmp_path, "--requests", "2") as receiver:
-        count = export_live(log, receiver.endpoint, follow=False, timeout_s=2)
+        # What it had received is answered by then, also by a busy machine; the rest is tried for so long.
+        count = export_live(log, receiver.endpoint, follow=False, timeout_s=6)
         received = len(receiver.spans())
     assert count.sent + count.dropped == total
     assert count.sent == received > 0

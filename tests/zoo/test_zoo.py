@@ -23,6 +23,8 @@ from hicache.zoo.scenario import Scenario
 from tests.support.runs import records
 from tracer.log import find_logs
 
+pytestmark = pytest.mark.usefixtures("impatient")
+
 SEEDS = range(1, 21)
 # `make fast` takes the first few.
 FEW = 3

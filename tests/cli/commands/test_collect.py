@@ -131,9 +131,11 @@ def test_names_of_threads_go_with_the_stacks_beside_them(hosts: Path, hicache: H
 
 
 def test_nothing_that_was_planted_is_in_an_anonymised_bundle(hosts: Path, hicache: Hicache) -> None:
-    planted = ("c2.t1", "canary-host", "4711", "tell me a secret", "host-0", str(hosts))
+    # Longer than any that a system has: a short one can stand in a time or a digest by chance.
+    pid = 4_711_081_500_471_108
+    planted = ("c2.t1", "canary-host", str(pid), "tell me a secret", "host-0", str(hosts))
     for meta in hosts.rglob("*.meta.json"):
-        meta.write_text(json.dumps(json.loads(meta.read_text()) | {"host": "canary-host", "pid": 4711}))
+        meta.write_text(json.dumps(json.loads(meta.read_text()) | {"host": "canary-host", "pid": pid}))
     Path("host-0/server.log").write_text(SERVER_LOG)
     said = hicache("collect", "host-0", "host-1", "-o", "b.tar.gz", "--anonymise", "--mapping", "names.json")
     assert (said.code, said.err) == (0, "")

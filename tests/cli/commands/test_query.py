@@ -334,8 +334,8 @@ def test_a_table_shows_the_first_rows_and_says_how_many_there_are(inside: Path, 
 def test_an_answer_that_does_not_fit_in_memory_is_written_all_the_same(
     shape: str, runs: Path, tmp_path: Path
 ) -> None:
-    """300,000 rows of a kilobyte, by a process that may have 180 MB more than it needs to start."""
-    sql = "SELECT repeat('x', 1000) AS text FROM range(300000)"
+    """220,000 rows of a kilobyte, by a process that may have 180 MB more than it needs to start."""
+    sql = "SELECT repeat('x', 1000) AS text FROM range(220000)"
     words = ["query", str(runs / "hung"), sql, "--format", shape, "--out", str(tmp_path / "rows")]
     script = "import sys; from cli.app import main; code = main()\n"
     # Its own peak; what getrusage says begins with that of the process that has started it.

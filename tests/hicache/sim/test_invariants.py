@@ -19,7 +19,7 @@ from tests.support.runs import Listed, of_kind, run_in_memory
 from tests.support.survival import PREFETCH_POLICIES, WRITE_POLICIES, config_of_chance
 
 # `make fast` takes the first few.
-SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] if seed > 8 else []) for seed in range(1, 41)]
+SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] if seed > 8 else []) for seed in range(1, 21)]
 
 
 def dense_requests(chance: random.Random, page_size: int) -> list[Request]:

@@ -111,7 +111,9 @@ scheduler()
 
 
 def test_a_real_dump_is_read_to_its_last_line(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", JOB], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", JOB], capture_output=True, text=True, timeout=100, check=True
+    )
     found = read(tmp_path, done.stdout)
     prefetch, main = found.stacks
     assert "prefetch_thread_func" in prefetch.signature[-1]
