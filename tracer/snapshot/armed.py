@@ -22,9 +22,10 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, TextIO
 
 from tracer.sinks import FILE_MODE, FOLDER_MODE
@@ -34,6 +35,8 @@ SIGNALS_NAME, STACKS_NAME = "rank{:04d}.signals.json", "rank{:04d}.signals.txt"
 # In a folder of answers.
 ANSWER_NAME = "rank{:04d}.answer.json"
 ANSWER_STACKS_NAME, ANSWER_THREADS_NAME = "rank{:04d}.stacks.txt", "rank{:04d}.threads.json"
+# Of one stack, as many as the C code writes.
+FRAMES_MAX = 100
 # Touched by whoever asks; the number in it names the folder of the answers.
 REQUEST_NAME, ANSWERS_BEGIN = "snapshot", "snapshot-"
 NUMBER = re.compile(r"[0-9]{1,20}")
@@ -195,9 +198,27 @@ def stacks(folder: Path, rank: int, _modules: Mapping[str, Any]) -> None:
     names = {f"0x{ident:016x}": name for ident, name in thread_names().items()}
     _write(folder / ANSWER_THREADS_NAME.format(rank), json.dumps(names).encode())
     path = folder / ANSWER_STACKS_NAME.format(rank)
-    with open(_part(path), "w", encoding="utf-8", opener=_for_owner) as file:
+    with open(_part(path), "w+", encoding="utf-8", opener=_for_owner) as file:
         faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        text = file.read()
+        file.writelines(_further_stacks(text))
     os.replace(_part(path), path)
+
+
+def _further_stacks(text: str) -> Iterator[str]:
+    """Of threads that are not in it: the C code leaves off behind a hundred, and the oldest come last."""
+    for ident, frame in sys._current_frames().items():
+        if (name := f"0x{ident:016x}") in text:
+            continue
+        which = "Current thread" if ident == threading.get_ident() else "Thread"
+        yield f"\n{which} {name} (most recent call first):\n"
+        own: FrameType | None = frame
+        for _ in range(FRAMES_MAX):
+            if own is None:
+                break
+            yield f'  File "{own.f_code.co_filename}", line {own.f_lineno} in {own.f_code.co_name}\n'
+            own = own.f_back
 
 
 def flight_recorder(modules: Mapping[str, Any]) -> tuple[bytes | None, str]:

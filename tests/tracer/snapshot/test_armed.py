@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -117,6 +118,25 @@ def test_a_dump_of_the_recorder_is_had_where_torch_is_there_or_the_reason_is() -
         None,
         "this torch has no flight recorder that writes JSON",
     )
+
+
+def test_of_more_than_a_hundred_threads_the_main_one_is_not_left_out(tmp_path: Path) -> None:
+    is_over = threading.Event()
+    threads = [threading.Thread(target=is_over.wait) for _ in range(120)]
+    for thread in threads:
+        thread.start()
+    try:
+        answer(tmp_path, 2, torch_with(lambda *_: b"{}"))
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+    text = (tmp_path / "rank0002.stacks.txt").read_text()
+    own = f"Current thread 0x{threading.main_thread().ident:016x} (most recent call first):\n"
+    stack = text.partition(own)[2].partition("\nThread")[0].splitlines()
+    assert any(line.endswith(f"in {answer.__name__}") for line in stack), text[:2000]
+    assert all(line.startswith('  File "') for line in stack if line)
+    assert len(set(re.findall("hread (0x[0-9a-f]{16})", text))) >= 121
 
 
 def test_an_answer_has_the_stacks_the_names_of_threads_and_the_dump(tmp_path: Path) -> None:
