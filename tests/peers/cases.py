@@ -76,7 +76,8 @@ def pytest_beside(folder: Path) -> Path:
     """The server's environment has no pytest of its own."""
     site = folder / "pytest"
     pip = [str(Path(PEERS) / "bin" / "python"), "-m", "pip", "install", "-q", "--target", str(site), "pytest"]
-    subprocess.run(pip, check=True, cwd=folder)
+    # It also tells what the server's environment lacks, which is none of ours.
+    subprocess.run(pip, check=True, cwd=folder, stderr=subprocess.DEVNULL)
     return site
 
 
