@@ -543,6 +543,13 @@ def watch():
         server.calls.append(("write_backup", about, server.now))
         return result
 
+    def alloc(server, inner, pool, wanted, *rest, **more):
+        result = None if server.is_due("refuse_alloc", "alloc") else inner()
+        about = {"pages_wanted": wanted // page, "pages": 0 if result is None else len(result) // page}
+        server.calls.append(("alloc", about, server.now))
+        return result
+
+    around(PagedTokenToKVPoolAllocator, "alloc", alloc)
     around(HostPoolGroup, "alloc", alloc_host)
     around(Cache, "prefetch_from_storage", submit)
     around(Cache, "insert", insert)
@@ -582,6 +589,15 @@ def watch():
 
         return wrap
 
+    says(
+        Cache,
+        "_can_terminate_prefetch",
+        "prefetch_vote",
+        lambda result, cache, operation: {
+            "rid": operation.handle.rid,
+            "verdict": "end" if result else "wait",
+        },
+    )
     around(Cache, "check_prefetch_progress", polls)
     around(Cache, "check_hicache_events", begins)
     around(HiCacheController, "start_writing", enqueues("write"))
@@ -659,15 +675,6 @@ def watch():
     )
     says(Cache, "write_backup_storage", "storage_backup", lambda result, cache, node: {"node": node})
     says(Cache, "_finish_write_through_ack", "transfer_ack", lambda result, cache, node: {"node": node})
-    says(
-        PagedTokenToKVPoolAllocator,
-        "alloc",
-        "alloc",
-        lambda result, pool, wanted, *_, **__: {
-            "pages_wanted": wanted // page,
-            "pages": 0 if result is None else len(result) // page,
-        },
-    )
 
 
 def _of(operation):

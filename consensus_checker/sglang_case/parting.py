@@ -53,7 +53,9 @@ class Side:
 
     def order_in_step(self, kind: str) -> int:
         """How many records of a kind the step has before the one that differs."""
-        begin = self.step.begin if self.step is not None else self.at
+        steps, index = self.script.steps, self.index
+        # A rank that died in a step has no record that says which it was.
+        begin = steps[index - 1].end + 1 if index else 0
         return sum(record["kind"] == kind for record in self.records[begin : self.at])
 
 
@@ -186,6 +188,9 @@ def _answer(side: Side, own: Record, other: Record) -> tuple[dict[str, Any], str
     if kind == "alloc_host" and own.get("pages") == 0 != other.get("pages"):
         order = side.order_in_step(kind)
         return {"refuse_host_alloc": order}, f"the host pool refused {own.get('pages_wanted')} pages"
+    if kind == "alloc" and own.get("pages") == 0 != other.get("pages"):
+        order = side.order_in_step(kind)
+        return {"refuse_alloc": order}, f"the device's pool refused {own.get('pages_wanted')} pages"
     if kind == "event_round" and own.get("phase") == "return":
         counts = [int(own.get(name) or 0) for name in COUNTS]
         others = [int(other.get(name) or 0) for name in COUNTS]

@@ -59,6 +59,15 @@ def test_a_refusal_on_the_rank_that_was_held_for_right_is_its_own() -> None:
     assert odd_steps(parted) == [(3, {"0": {"refuse_host_alloc": 0}})]
 
 
+def test_a_refusal_of_which_the_rank_died_is_made_in_the_step_that_it_did_not_end() -> None:
+    before = joined(event_round(1), arrival("r1", 0), match("r1"))
+    refused = {**prefill("r1")[0], "pages": 0}
+    parted = found(joined(before, prefill("r1")), joined(before, refused))
+    assert parted.call == ("alloc", "alloc")
+    assert parted.cause == "rank 1: the device's pool refused 3 pages"
+    assert odd_steps(parted) == [(3, {"1": {"refuse_alloc": 0}})]
+
+
 def test_lower_counts_than_were_agreed_on_are_gone_by_again() -> None:
     before = joined(event_round(1), arrival("r1", 0))
     call, back = event_round(2, writes=1, hits=1)
