@@ -6,7 +6,9 @@ before anything is recorded, and every expression of a point may ask it. It chan
 
 from __future__ import annotations
 
+import queue
 import sys
+import threading
 import time
 from array import array
 from collections.abc import Mapping, Sequence
@@ -548,17 +550,45 @@ class See:
             self.rests(lane)
         self._states[lane](state, op)
 
-    def outcome_of(self, lane: str) -> Outcome:
-        """How a lane ends that nobody gives work any more: what it was in the middle of is not missing."""
+    def work_done(self, lane: str) -> int | None:
+        """How much a lane was ever given, if all of that is done; None while it may be at some of it.
+
+        Nothing is counted by the lane itself: between two functions that are looked at it is at work too.
+        Only where its thread waits in its queue, and that is empty, it has nothing in hand.
+        """
+        controller = getattr(self._cache, "cache_controller", None)
+        work = getattr(controller, QUEUES[lane], None)
+        given = 0 if work is None else int(getattr(work, "unfinished_tasks", 0))
+        ident = next((ident for ident, name in self.threads.items() if name == lane), None)
+        if work is not None and (work.qsize() or (ident is not None and not _waits_for_work(ident))):
+            return None
+        # What has been read is agreed on next: who waits for that has not completed either.
+        return None if lane == "sync" and self.work_done("io") is None else given
+
+    def outcome_of(self, lane: str, work_done: int | None) -> Outcome:
+        """How a lane ends that nobody gives work any more: what it was in the middle of is not missing.
+
+        Args:
+            work_done: when it was still recorded. Work that came after that, and is done, left no record.
+        """
         since_s = self._busy_since_s.get(lane)
         if since_s is not None:
             return "hung" if time.monotonic() - since_s >= HUNG_S else "stopped"
-        controller = getattr(self._cache, "cache_controller", None)
-        queue = getattr(controller, QUEUES[lane], None)
-        is_due = queue is not None and bool(queue.qsize())
-        # What has been read is agreed on next: who waits for that has not completed either.
-        is_due = is_due or (lane == "sync" and self.outcome_of("io") != "completed")
-        return "stopped" if is_due else "completed"
+        if lane == "sync" and self._busy_since_s.get("io") is not None:
+            return "stopped"
+        return "completed" if work_done is not None and self.work_done(lane) == work_done else "stopped"
+
+
+def _waits_for_work(ident: int) -> bool:
+    """Whether a thread waits in a queue's `get`: behind that wait it may have an item that no queue has."""
+    frame = sys._current_frames().get(ident)
+    caller = frame.f_back if frame is not None else None
+    if frame is None or caller is None:
+        return False
+    return frame.f_code is _WAIT and caller.f_code is _GET
+
+
+_WAIT, _GET = threading.Condition.wait.__code__, queue.Queue.get.__code__
 
 
 def _counts(data: Any) -> list[int]:

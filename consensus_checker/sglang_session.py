@@ -285,6 +285,8 @@ class Session:
             return
         self._is_over = True
         atexit.unregister(self._at_exit)
+        see = self._hooks.see
+        done = {lane: see.work_done(lane) for lane in LANES}
         self._hooks.unbind()
         is_evidence = False
         if self._watcher is not None:
@@ -294,7 +296,7 @@ class Session:
             except Exception as error:
                 safely(self._tell, f"the watcher did not stop: {error}")
         for lane in LANES:
-            own = self._hooks.see.outcome_of(lane)
+            own = see.outcome_of(lane, done[lane])
             self.recording.lanes[lane].close(own if outcome == "completed" else outcome)
         self.recording.close(outcome, is_evidence=is_evidence)
 

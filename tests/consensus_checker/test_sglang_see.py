@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+import time
 from array import array
 from pathlib import Path
 from types import SimpleNamespace
@@ -256,18 +259,61 @@ def test_a_lane_that_is_at_work_when_the_server_ends_has_not_completed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     see = Seen().see
-    assert see.outcome_of("io") == "completed"
+
+    def outcome(lane: str) -> str:
+        return see.outcome_of(lane, see.work_done(lane))
+
+    assert outcome("io") == "completed"
     see.state("io", "backend", 7)
-    assert see.outcome_of("io") == "stopped"
+    assert outcome("io") == "stopped"
     # It would have been given what is read.
-    assert see.outcome_of("sync") == "stopped"
+    assert outcome("sync") == "stopped"
     monkeypatch.setattr("consensus_checker.sglang_see.HUNG_S", 0.0)
-    assert see.outcome_of("io") == "hung"
+    assert outcome("io") == "hung"
     see.state("io", "idle", None)
-    assert see.outcome_of("io") == "completed"
+    assert outcome("io") == "completed"
     waiting = SimpleNamespace(prefetch_buffer=SimpleNamespace(qsize=lambda: 1))
     see.begin_round(SimpleNamespace(cache_controller=waiting))
-    assert see.outcome_of("io") == "stopped"
+    assert outcome("io") == "stopped"
+
+
+def until(is_so: Any) -> None:
+    deadline_s = time.monotonic() + 30
+    while not is_so() and time.monotonic() < deadline_s:
+        time.sleep(0.001)
+    assert is_so()
+
+
+def test_a_lane_has_completed_only_where_its_thread_waits_for_work_that_never_comes() -> None:
+    see = Seen().see
+    work: queue.Queue[int | None] = queue.Queue()
+    see.begin_round(SimpleNamespace(cache_controller=SimpleNamespace(prefetch_queue=work)))
+    goes_on = threading.Event()
+
+    def lane() -> None:
+        see.threads[threading.get_ident()] = "prefetch"
+        while work.get() is not None:
+            # Neither in a store nor in any function that is looked at, and its queue is empty.
+            goes_on.wait()
+
+    thread = threading.Thread(target=lane)
+    thread.start()
+    try:
+        until(lambda: see.work_done("prefetch") == 0)
+        assert see.outcome_of("prefetch", 0) == "completed"
+        work.put(1)
+        until(lambda: not work.qsize())
+        assert see.work_done("prefetch") is None
+        # It had nothing in hand when the records ended; what it did since then is in no log.
+        assert see.outcome_of("prefetch", 0) == "stopped"
+        goes_on.set()
+        until(lambda: see.work_done("prefetch") == 1)
+        assert see.outcome_of("prefetch", 0) == "stopped"
+        assert see.outcome_of("prefetch", 1) == "completed"
+    finally:
+        goes_on.set()
+        work.put(None)
+        thread.join()
 
 
 def test_a_server_without_rounds_has_steps_all_the_same() -> None:
