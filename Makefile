@@ -30,7 +30,7 @@ $(DEV): pyproject.toml constraints.txt | $(VENV)/bin/python
 demo: $(CORE)  ## A 4-rank runtime goes wrong as one did in production, and the verdict
 	$(BIN)/hicache demo
 
-test: $(DEV)  ## The whole test suite, under 8 minutes on two cores
+test: $(DEV)  ## The whole test suite
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 fast: $(DEV)  ## The tests that need no long run, under 30 seconds

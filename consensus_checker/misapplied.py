@@ -1,7 +1,9 @@
 """A rank that went by another count than the least of what all counted: evidence in a tie.
 
 A kind declares which local fact feeds which agreed field. Where every rank's log has its own fact, and
-such fields were always the least of these before, what they had to be this time follows by arithmetic:
+such fields were always the least of these before, what they had to be this time follows by arithmetic.
+That it was the least, and not the greatest or each rank's own, only a round shows in which the ranks
+counted differently: where there was none, nobody is named.
 
     0  writes_done 3   went by 2
     1  writes_done 2   went by 1  <<   the least of 3 and 2 is 2
@@ -93,16 +95,35 @@ def find_misapplied(kinds: Mapping[str, Kind], stands: Mapping[int, Stand]) -> M
     if not differing or not set(differing) <= set(fed):
         return None
     rounds = {rank: list(_rounds(stands[rank], kind)) for rank in found}
-    for agreed in differing:
-        if (own := _told_apart(kind, fed[agreed], agreed, rounds)) is not None:
-            return own
-    return None
+    if not _least_was_seen(kind, rounds):
+        return None
+    each = [own for name in differing if (own := _told_apart(kind, fed[name], name, rounds)) is not None]
+    # Whom one field clears another may not accuse.
+    if not each or not each[0].others or len({own.odd for own in each}) > 1:
+        return None
+    return each[0]
+
+
+def _least_was_seen(kind: Kind, rounds: Mapping[int, Sequence[Record]]) -> bool:
+    """Whether in a round before the ranks counted differently, and all went by the least: in any field.
+
+    The fields of one kind are agreed on in one go, so that a field that never differed goes like the others.
+    """
+    for each in zip(*(own[:-1] for own in rounds.values()), strict=False):
+        for fact, agreed in kind.feeds.items():
+            pairs = [(one.get(fact), one.get(agreed)) for one in each]
+            if _is_least(pairs) and len({counted for counted, _ in pairs}) > 1:
+                return True
+    return False
 
 
 def _told_apart(
     kind: Kind, fact: str, agreed: str, rounds: Mapping[int, Sequence[Record]]
 ) -> Misapplied | None:
-    """The ranks by one field, if it was the least of what all counted in every round before."""
+    """The ranks by one field, if it was the least of what all counted in every round before.
+
+    `odd` has at least one of them, `others` may have none.
+    """
     both = {rank: [(one.get(fact), one.get(agreed)) for one in own] for rank, own in rounds.items()}
     if len({len(own) for own in both.values()}) != 1:
         return None
@@ -116,7 +137,7 @@ def _told_apart(
     least = min(counted.values())
     odd = tuple(rank for rank, value in applied.items() if value != least)
     others = tuple(rank for rank, value in applied.items() if value == least)
-    if not odd or not others:
+    if not odd:
         return None
     step = int(rounds[odd[0]][-1]["step"])
     return Misapplied(odd, others, kind.name, step, fact, counted, applied)

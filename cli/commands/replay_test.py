@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 INCOMPLETE = 4
 # Of a log's header: which server's it is.
 SERVER = "sglang"
+STORE = "hicache_storage_backend"
 
 
 def write_server_test(
@@ -47,7 +48,7 @@ def write_server_test(
         queries = lanes.get((left, "prefetch"))
         asked = list(queries.records(is_lenient=True)) if queries is not None else []
         with of_their_kinds():
-            found, main = parting_of(lanes, left, right, has_storage="hicache_storage_backend" in run.config)
+            found, main = parting_of(lanes, left, right, has_storage=bool(run.config.get(STORE)))
             own = Lanes(run.run_id, run.config, main, asked)
             server = server_of(own)
     if isinstance(server, str):
@@ -72,15 +73,17 @@ def of_their_kinds() -> Iterator[None]:
     """A record without a field of its kind, or with something else in it, no server wrote: say so."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         what = f"no test can be made: a record does not have what its kind has ({str(error)[:80]})"
         raise CliError(what, code=INCOMPLETE) from None
 
 
 def demand_file(file: Path, *, overwrite: bool) -> None:
     """Raises:
-    CliError: there is one already, or no folder for it.
+    CliError: there is one already, or no folder for it, or it is no file: the result goes to stdout.
     """
+    if file.exists() and not file.is_file():
+        raise CliError(f"--test {file} is no regular file", expected="a file that pytest can be given")
     if file.exists() and not overwrite:
         raise CliError(f"{file} is there already", hint="another --test, or --overwrite")
     if not file.parent.is_dir():

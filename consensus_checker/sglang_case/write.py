@@ -103,14 +103,17 @@ def server_of(lanes: Lanes) -> dict[str, Any] | str:
     config = lanes.config
     first = next((r for r in lanes.main if r["kind"] == "event_round"), None)
     page = config.get("page_size_tokens")
-    if not isinstance(page, int):
+    if type(page) is not int or page <= 0:
         return "no size of a page in the log's header"
+    if odd := [name for name in (*SETTINGS, "version", THRESHOLD) if not _is_plain(config.get(name))]:
+        return f"what the log's header has for {odd[0]} is no text and no whole number"
     if first is None or first.get("round") != 1:
         return "the log does not begin with the first event round"
     request = next((r for r in lanes.main if r["kind"] == "request"), None)
     if request is None or not isinstance(request.get("pages"), str):
         return "no digests of pages: they are in logs of HICACHE_TRACE=full, for pages of 16 tokens or more"
-    if not all(isinstance(first.get(name), int) for name in ("device_pages_free", "host_pages_free")):
+    sizes = [first.get(name) for name in ("device_pages_free", "host_pages_free")]
+    if not all(type(size) is int and size >= 0 for size in sizes):
         return "no sizes of pools in the first event round"
     return {
         "version": config.get("version", "unknown"),
@@ -161,6 +164,11 @@ def file_text(found: Parting, lanes: Lanes, server: Mapping[str, Any], name: str
         f"{head}{facts}\n# ---- Steps ----\nREQUESTS = {_listed(requests)}\nSTEPS = {_listed(steps)}\n"
         f"# ---- End of steps ----\n\n{body}"
     )
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether an argument of a server is what one can be. A float may have no Python literal: it is none."""
+    return value is None or isinstance(value, str | int)
 
 
 def _plain(text: str) -> str:

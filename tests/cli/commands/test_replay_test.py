@@ -81,6 +81,7 @@ def test_a_cause_that_no_log_tells_is_told_and_the_code_is_4(hicache: Hicache, t
     [
         ((RIGHT, RIGHT), {}, 2, "nothing to make a test of: "),
         ((RIGHT, REFUSED), {"server": None}, 2, "--test writes tests for a real SGLang"),
+        ((RIGHT, REFUSED), {"page_size_tokens": 0}, 4, "no test can be made: no size of a page"),
         ((RIGHT, REFUSED), {"page_size_tokens": None}, 4, "no test can be made: no size of a page"),
         ((REFUSED[2:], RIGHT[2:]), {}, 4, "no test can be made: the log does not begin with"),
     ],
@@ -151,6 +152,16 @@ def test_options_that_do_not_go_with_it(
     said = hicache("replay", refused, "--test", tmp_path / "t.py", *words)
     assert said.code == 2
     assert said.err.startswith(f"error: {error}")
+
+
+@pytest.mark.parametrize("file", ["/dev/null", "."])
+@pytest.mark.parametrize("words", [(), ("--overwrite",)])
+def test_what_is_no_file_is_not_written_to(
+    hicache: Hicache, refused: Path, file: str, words: tuple[str, ...]
+) -> None:
+    said = hicache("replay", refused, "--test", file, *words)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith(f"error: --test {file} is no regular file\n")
 
 
 def test_a_folder_that_is_not_there_is_told_before_anything_is_read(

@@ -6,6 +6,8 @@ import ast
 import sys
 from typing import Any
 
+import pytest
+
 from consensus_checker.sglang_case.parting import parting
 from consensus_checker.sglang_case.write import Lanes, file_text, requests_of, server_of
 from tests.consensus_checker.sglang_case.test_parting import COMPARED
@@ -113,3 +115,26 @@ def test_what_a_log_lacks_is_told() -> None:
     late = joined(event_round(7), arrival("r1", 0))
     assert server_of(lanes(late)) == "the log does not begin with the first event round"
     assert server_of(lanes(run_of_two(), page_size_tokens=None)) == "no size of a page in the log's header"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("page_size_tokens", 0, "no size of a page in the log's header"),
+        ("page_size_tokens", True, "no size of a page in the log's header"),
+        ("version", float("inf"), "what the log's header has for version is no text and no whole number"),
+        (
+            "hicache_write_policy",
+            ["write_through"],
+            "what the log's header has for hicache_write_policy is no text and no whole number",
+        ),
+    ],
+)
+def test_a_header_that_no_server_writes_makes_no_server(name: str, value: Any, why: str) -> None:
+    assert server_of(lanes(run_of_two(), **{name: value})) == why
+
+
+def test_a_pool_of_less_than_nothing_makes_none_either() -> None:
+    records = run_of_two()
+    records[0] = {**records[0], "host_pages_free": -1}
+    assert server_of(lanes(records)) == "no sizes of pools in the first event round"
