@@ -15,9 +15,7 @@ or a sentence in `limits`; nothing is made up for it.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tracer.log import LaneLog, Run
@@ -43,6 +41,7 @@ from tracer.path_moments import (
 )
 from tracer.path_walk import Request, Walk
 from tracer.record import MAIN_LANE
+from tracer.uncollected import uncollected
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,20 +132,8 @@ class RankPath:
 
 def critical_path(run: Run, rank: int) -> RankPath:
     """The path of one rank that has a log; reads it once."""
-    with _uncollected():
+    with uncollected():
         return _rank_path(rank, [lane for lane in run.lanes if lane.rank == rank])
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Every moment stays until the last: looking through them for garbage takes longer than reading them."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def leading(paths: Iterable[RankPath]) -> list[RankPath]:

@@ -12,9 +12,7 @@ age without its beginning is none, and where a log ends early the queue is what 
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tracer.log import LaneLog, Run
@@ -22,6 +20,7 @@ from tracer.record import MAIN_LANE
 from tracer.transfer_lines import LINES
 from tracer.transfer_queue import COUNTS, QUEUES, RankQueue, Transfer
 from tracer.transfer_readers import Backups, Copies, Prefetches
+from tracer.uncollected import uncollected
 
 __all__ = ["COUNTS", "QUEUES", "RankQueue", "Replay", "Transfer", "replay"]
 
@@ -69,7 +68,7 @@ def replay(run: Run, queue: str, *, ranks: Sequence[int] | None = None) -> Repla
     """
     assert queue in QUEUES, queue
     wanted = set(run.ranks if ranks is None else ranks)
-    with _uncollected():
+    with uncollected():
         found = [
             _rank_queue(rank, [lane for lane in run.lanes if lane.rank == rank], queue)
             for rank in run.ranks
@@ -78,18 +77,6 @@ def replay(run: Run, queue: str, *, ranks: Sequence[int] | None = None) -> Repla
     steps = sorted(set[int]().union(*(own.moving_steps() for own in found)))
     missing = tuple(rank for rank in run.missing_ranks if ranks is None or rank in wanted)
     return Replay(queue, tuple(found), tuple(steps), missing)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """A million objects that all stay: looking through them for garbage, again and again, takes longest."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _rank_queue(rank: int, lanes: Sequence[LaneLog], queue: str) -> RankQueue:

@@ -104,7 +104,9 @@ def ranks_of(run: Run, ranks: list[int] | None) -> tuple[int, int]:
         raise CliError(f"nothing to make a test of: {finding.summary}", expected="logs of ranks that part")
     members = [rank for rank in run.ranks if rank in first.by_rank] or list(run.ranks)
     others = [rank for rank in members if rank not in finding.culprit] or members
-    odd = next((rank for rank in finding.culprit), next(r for r in members if r != others[0]))
+    odd = next(iter(finding.culprit or [rank for rank in members if rank != others[0]]), None)
+    if odd is None or odd == others[0]:
+        raise CliError("which two ranks?", expected="--rank RIGHT --rank ODD")
     return others[0], odd
 
 

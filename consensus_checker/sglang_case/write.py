@@ -14,9 +14,8 @@ from typing import Any
 
 from consensus_checker.sglang_case.parting import Parting
 from consensus_checker.sglang_case.script import Record
+from consensus_checker.sglang_see import PAGE_CHARS
 
-# Of a page's digest in a record, so many characters.
-PAGE_CHARS = 12
 NO_CAUSE = "No log says what went otherwise: this fails only if the code itself parts them"
 THRESHOLD = "prefetch_threshold_tokens"
 # Arguments of the server that its decisions follow from, by their own names.

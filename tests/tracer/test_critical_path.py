@@ -139,26 +139,29 @@ def test_a_wall_clock_is_as_exact_as_one_that_begins_at_zero(tmp_path: Path) -> 
     assert what_if_speed(path, {"forward": 2.0}).requests[0].in_order == 5 * MS
 
 
+# A rank that reads from storage for request a, beside a forward of request b.
+READ_BESIDE = [
+    at(0, 0, "request", rid="b"),
+    *ASKED,
+    at(5, 0, "admit", rid="b", verdict="admitted"),
+    *computes(5, 0, 10, "b"),
+    *looks(10, 1),
+    at(12, 1, "prefetch_hit", op=1, rid="a", attempt=0, tokens=64),
+    at(13, 1, "prefetch_poll", rid="a", attempt=0, op=1, verdict="wait"),
+    *computes(13, 1, 40, "b"),
+    *looks(40, 2),
+    at(42, 2, "prefetch_ack", op=1, ack="completed"),
+    at(43, 2, "admit", rid="a", verdict="admitted"),
+    *computes(44, 2, 64, "a", "b"),
+    at(64, 2, "finish", rid="b"),
+    at(65, 2, "finish", rid="a"),
+]
+
+
 def test_what_is_read_beside_a_forward_of_others_counts_for_the_request_and_not_for_the_run(
     tmp_path: Path,
 ) -> None:
-    main = [
-        at(0, 0, "request", rid="b"),
-        *ASKED,
-        at(5, 0, "admit", rid="b", verdict="admitted"),
-        *computes(5, 0, 10, "b"),
-        *looks(10, 1),
-        at(12, 1, "prefetch_hit", op=1, rid="a", attempt=0, tokens=64),
-        at(13, 1, "prefetch_poll", rid="a", attempt=0, op=1, verdict="wait"),
-        *computes(13, 1, 40, "b"),
-        *looks(40, 2),
-        at(42, 2, "prefetch_ack", op=1, ack="completed"),
-        at(43, 2, "admit", rid="a", verdict="admitted"),
-        *computes(44, 2, 64, "a", "b"),
-        at(64, 2, "finish", rid="b"),
-        at(65, 2, "finish", rid="a"),
-    ]
-    path = path_of(tmp_path, main, **READ_AHEAD)
+    path = path_of(tmp_path, READ_BESIDE, **READ_AHEAD)
     assert ms_by_tier(path.by_tier) == {"forward": 52, "scheduler": 13}
     by_rid = {request.rid: ms_by_tier(request.by_tier) for request in path.requests}
     # From the end of the read to the look at 40 the scheduler was at b's forward: a queue to a.

@@ -10,34 +10,17 @@ import pytest
 from cli.screens.critical_path import path_lines
 from tests.cli.conftest import Hicache
 from tests.support.logs import write_lane
-from tests.tracer.test_critical_path import ASKED, KINDS, READ_AHEAD, at, computes, looks
+from tests.tracer.test_critical_path import KINDS, READ_AHEAD, READ_BESIDE, at
 from tracer.critical_path import critical_path
 from tracer.log import find_logs
 from tracer.what_if_speed import what_if_speed
-
-MAIN = [
-    at(0, 0, "request", rid="b"),
-    *ASKED,
-    at(5, 0, "admit", rid="b", verdict="admitted"),
-    *computes(5, 0, 10, "b"),
-    *looks(10, 1),
-    at(12, 1, "prefetch_hit", op=1, rid="a", attempt=0, tokens=64),
-    at(13, 1, "prefetch_poll", rid="a", attempt=0, op=1, verdict="wait"),
-    *computes(13, 1, 40, "b"),
-    *looks(40, 2),
-    at(42, 2, "prefetch_ack", op=1, ack="completed"),
-    at(43, 2, "admit", rid="a", verdict="admitted"),
-    *computes(44, 2, 64, "a", "b"),
-    at(64, 2, "finish", rid="b"),
-    at(65, 2, "finish", rid="a"),
-]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """One rank that reads from storage for request a, beside a forward of request b."""
     folder = tmp_path / "run"
-    write_lane(folder, MAIN, kinds=KINDS)
+    write_lane(folder, READ_BESIDE, kinds=KINDS)
     for lane, records in READ_AHEAD.items():
         write_lane(folder, records, lane=lane, kinds=KINDS)
     return folder
