@@ -8,7 +8,6 @@ of the dump tell it.
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from tracer.importers import safe_pickle
 from tracer.importers.dossier import At, Dossier, FileRead
 from tracer.importers.recorded_dump import RANK_MAX, compiled, count_of, short
 from tracer.importers.sniff import COUNT_MAX, NESTING_MAX, File, is_too_deep
+from tracer.uncollected import uncollected
 
 FORMAT = "flight_recorder"
 VERSION = 1
@@ -50,11 +50,10 @@ def read(file: File, index: int, into: Dossier) -> None:
     about = into.files[index]
     about.format, about.version = FORMAT, VERSION
     count = len(into.dumps)
-    # Thousands of small lists that all live until the dump is done with: looking for cycles finds none.
-    was_enabled = gc.isenabled()
-    gc.disable()
     try:
-        _read(file, _Reader(index, into, about))
+        # Thousands of small lists that all live until the dump is done with: looking for cycles finds none.
+        with uncollected():
+            _read(file, _Reader(index, into, about))
     except HitsError as error:
         about.refused = str(error)
     except safe_pickle.PickleRefusedError as error:
@@ -63,9 +62,6 @@ def read(file: File, index: int, into: Dossier) -> None:
         about.refused = f"{file.name}: reading it takes more memory than this process may have"
     except OSError as error:
         about.refused = f"{file.name} can't be read: {error.strerror or error}"
-    finally:
-        if was_enabled:
-            gc.enable()
     if len(into.dumps) == count and about.refused is None:
         about.refused = f"{file.name}: no dump of a flight recorder in it"
 
