@@ -8,7 +8,6 @@ abort      end the process: only for a divergence, or a rank that is silent or d
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
 import shlex
@@ -26,6 +25,7 @@ from consensus_checker.live_posts import Published
 from tracer.freeze import freeze
 from tracer.sinks import FILE_MODE, FOLDER_MODE
 from tracer.sinks import tell as safely
+from tracer.snapshot.armed import write_stacks
 
 LOG, SNAPSHOT, COMMAND, ABORT = "log", "snapshot", "command", "abort"
 POLICIES = (LOG, SNAPSHOT, COMMAND, ABORT)
@@ -77,9 +77,7 @@ def _snapshot(case: Case, tell: Callable[[str], None]) -> None:
     try:
         case.folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         _write(case.folder / VERDICT_NAME, case.text)
-        stacks = case.folder / f"rank{case.rank:04d}.stacks.txt"
-        with open(stacks, "w", encoding="utf-8", opener=_for_owner) as file:
-            faulthandler.dump_traceback(file, all_threads=True)
+        write_stacks(case.folder, case.rank)
     except OSError as error:
         safely(tell, f"policy snapshot: {case.folder}: {error.strerror}")
     freeze(case.folder, case.rank, case.published.when_ns)

@@ -194,7 +194,15 @@ def answer(folder: Path, rank: int, modules: Mapping[str, Any]) -> None:
 
 
 def stacks(folder: Path, rank: int, _modules: Mapping[str, Any]) -> None:
-    """Write names of threads and then their stacks, by a thread that has its turn: no other one runs."""
+    """The part of an answer that can be had without a look at torch."""
+    write_stacks(folder, rank)
+
+
+def write_stacks(folder: Path, rank: int) -> None:
+    """Write names of threads and then their stacks, by a thread that has its turn: no other one runs.
+
+    Both are there whole or not at all.
+    """
     names = {f"0x{ident:016x}": name for ident, name in thread_names().items()}
     _write(folder / ANSWER_THREADS_NAME.format(rank), json.dumps(names).encode())
     path = folder / ANSWER_STACKS_NAME.format(rank)
