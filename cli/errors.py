@@ -7,7 +7,9 @@ those of the verdict contract; a verdict has its own and does not come through h
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -96,8 +98,26 @@ def report(error: BaseException) -> int:
 
 
 def tell(text: str) -> None:
-    """One or more lines on stderr; a closed stderr is nobody's problem."""
+    """One or more lines on stderr, cut between words for a terminal; a closed stderr is nobody's problem."""
     try:
+        if sys.stderr.isatty():
+            columns = shutil.get_terminal_size().columns
+            text = "\n".join(fitted(line, columns) for line in text.split("\n"))
         print(text, file=sys.stderr, flush=True)
     except (OSError, ValueError):
         return
+
+
+def fitted(line: str, columns: int) -> str:
+    """A line as several, the later ones below where the text behind its label begins. Paths stay whole."""
+    indent = INDENT + " " * LABEL_WIDTH if line.startswith(INDENT) else INDENT
+    parts = textwrap.wrap(
+        line,
+        columns,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+        replace_whitespace=False,
+    )
+    return "\n".join(parts)
