@@ -33,6 +33,8 @@ HUNG_S = 10.0
 STEP_RECORDS_MAX = 1 << 14
 # Counts of a cache, of which one goes up where a prefetch is asked for.
 OUTCOMES = ("issued", "declined_too_short", "declined_rate_limited")
+# Kinds of meetings that are remembered.
+PLACES_MAX = 256
 # Names of types that a record of what came has.
 TYPES_MAX = 8
 NONE_OF_STORAGE: tuple[Any, ...] = (None, None, None, None, [])
@@ -98,7 +100,8 @@ class See:
         # Request -> up to which token it has been computed.
         self._computed: dict[str, int] = {}
         # What a meeting is called: by whom it is, for what, and how it is reduced.
-        self._places: dict[Any, tuple[str, str, str, str] | None] = {}
+        # Found by the reduction's number, for torch hashes one slowly: it lives on here, with its number.
+        self._places: dict[Any, tuple[Any, tuple[str, str, str, str] | None]] = {}
         self.transfers.begin(digest, place)
         self.host_room = self.device_room = None
         self.freed_tokens = self.freed_host_pages = 0
@@ -251,6 +254,8 @@ class See:
         return [node for op in queue for node in op.node_ids]
 
     def device_pages(self, controller: Any, queue: Sequence[Any]) -> int:
+        if not queue:
+            return 0
         return int(sum(len(op.device_indices) for op in queue) // controller.page_size)
 
     def device_tokens(self, result: Any) -> int:
@@ -427,24 +432,29 @@ class See:
         # It is reduced in place: these are this rank's own counts.
         vector = self._vector = tensor.tolist()
         numel = len(vector) if type(vector) is list else 1
-        return self._met((STAGE_GROUP, "events", op), numel)
+        return self._met(STAGE_GROUP, "events", op, numel)
 
     def meet_storage(self, op: Any, tensor: Any, groups: Sequence[Any]) -> tuple[Any, ...] | None:
         if not groups:
             return None
         purpose = "hits" if self.threads.get(get_ident()) == "prefetch" else "progress"
-        return self._met((REPLICA_GROUP, purpose, op), tensor.numel())
+        return self._met(REPLICA_GROUP, purpose, op, tensor.numel())
 
     def meet_flags(self, flags: Sequence[int], group: Any, op: Any) -> tuple[Any, ...] | None:
         """The same of polls of transfers; with the first of a poll it is known what this rank polled."""
         self.transfers.note_polls(flags)
-        return self._met((group, POLLS, op), len(flags)) if flags else None
+        return self._met(group, POLLS, op, len(flags)) if flags else None
 
-    def _met(self, key: tuple[Any, str, Any], numel: int) -> tuple[Any, ...] | None:
+    def _met(self, prefix: Any, channel: str, op: Any, numel: int) -> tuple[Any, ...] | None:
+        key = prefix, channel, id(op)
         try:
-            found = self._places[key]
+            _, found = self._places[key]
         except KeyError:
-            found = self._places[key] = self._place_of(*key)
+            found = self._place_of(prefix, channel, op)
+            if len(self._places) >= PLACES_MAX:
+                # A version that makes a reduction anew for each call would fill it for ever.
+                self._places.clear()
+            self._places[key] = op, found
         if found is None:
             return None
         axis, purpose, reduce, group = found
