@@ -18,6 +18,7 @@ from consensus_checker.finding import (
     FirstDivergence,
     Level,
 )
+from consensus_checker.given import find_given
 from consensus_checker.history import History, Scope
 from consensus_checker.misapplied import Misapplied, find_misapplied
 from consensus_checker.precedent import Precedent, find_precedent, weigh
@@ -36,6 +37,8 @@ CONFIG = "config_differs"
 ABOUT = {"rid": "request", "node": "node"}
 # Agreed records of a kind that a fact must have come through to be more than a guess.
 PRECEDENTS_MIN = 8
+# Why ranks part that were handed different things.
+GIVEN = "the call was given something else"
 # What a rank did whose decision, taken again, is another one.
 DEED = "decided what does not follow from its own inputs"
 
@@ -102,8 +105,12 @@ def divergence(history: History, comparison: Comparison, reenact: Reenact | None
     trigger = found[0].trigger if found else None
     if (own_word := judged.broken or judged.own_word) is not None:
         trigger = own_word.trigger
+    handed = None
+    if trigger is None and len(ballot.sides) == 2:
+        handed = find_given(history.kinds, stands, aside, ballot.majority, is_tie=not ballot.odd)
+        trigger = handed
     kind, call = _call(kind, stands, ballot.majority[0], aside[0], meetings)
-    level, reason = _confidence(history, judged, found, is_split=is_split)
+    level, reason = _confidence(history, judged, found, is_split=is_split, is_given=handed is not None)
     if comparison.index == comparison.start > 0:
         # They may have come apart earlier, in what the ring no longer has.
         level = _at_most(level, "medium")
@@ -399,7 +406,7 @@ def _is_same_call(one: Record, two: Record) -> bool:
 
 
 def _confidence(
-    history: History, judged: _Judged, found: Sequence[Suspect], *, is_split: bool
+    history: History, judged: _Judged, found: Sequence[Suspect], *, is_split: bool, is_given: bool
 ) -> tuple[Level, tuple[str, ...]]:
     ballot, told = judged.ballot, judged.told
     reasons: list[str] = []
@@ -413,7 +420,7 @@ def _confidence(
             reasons.append("each decision follows from its own rank's inputs")
         return "undetermined", tuple(reasons)
     level, reason = _explained(found, is_split=is_split)
-    reasons.append(reason)
+    reasons.append(reason if not is_given else GIVEN)
     if ballot.is_tied or len(history.config_sides) > 1:
         level = _at_most(level, "medium")
     if judged.broken is not None:

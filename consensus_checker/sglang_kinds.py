@@ -21,6 +21,7 @@ REQUEST = Kind(
     "event",
     agree=REPLICA,
     compared=("order", "rid", "namespace", "content", "priority", "input_tokens"),
+    given=("rid", "namespace", "content", "priority", "input_tokens"),
     # Digest by digest what its whole pages hold, of a full trace: what makes prompts of the same shape.
     info=("pages",),
 )
@@ -31,6 +32,7 @@ MATCH = Kind(
     "decision",
     agree=REPLICA,
     compared=("rid", "content", "tokens", "node", "best_node", "kv_tokens", "host_tokens", "device_tokens"),
+    given=("rid", "content", "tokens"),
 )
 INSERT = Kind(
     "insert",
@@ -38,6 +40,7 @@ INSERT = Kind(
     agree=REPLICA,
     compared=("content", "tokens", "node", "owned_tokens", "prefix_tokens"),
     local=("device_pages_free", "host_pages_free", "writes_in_flight"),
+    given=("content", "tokens"),
 )
 # What of a prompt was cached where, told when its first part has been computed; and each part that is.
 ADMIT = Kind(

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 FORMAT = "hicache.log"
 # A reader accepts every minor version of its own major version and refuses the others.
-VERSION = (1, 2)
+VERSION = (1, 3)
 
 HEADER = "header"
 TRAILER = "trailer"
@@ -62,6 +62,8 @@ class Kind:
             `result` is expected to be less where the fact falls below the need.
         feeds: local fact -> the compared field that is made of it and of its likes on other ranks: it
             explains a difference in no other field.
+        given: compared fields that whoever calls hands in, of a record that is written when the call has
+            ended: it stands behind those of what the call did.
         counters: integer fields that go on counting while nothing happens, such as the number of a round:
             two idle steps are alike when they differ in nothing else.
     """
@@ -78,6 +80,7 @@ class Kind:
     needs: Mapping[str, str] = field(default_factory=dict)
     feeds: Mapping[str, str] = field(default_factory=dict)
     counters: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         names = (*self.compared, *self.local, *self.info)
@@ -96,6 +99,7 @@ class Kind:
             assert fact in self.local, f"kind {self.name}: {fact} feeds {fed}, and is no local fact"
             assert fed in self.compared, f"kind {self.name}: {fact} feeds {fed}, which is not compared"
         assert set(self.counters) <= set(names), f"kind {self.name}: counters that are not fields"
+        assert set(self.given) <= set(self.compared), f"kind {self.name}: given fields that are not compared"
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -119,6 +123,8 @@ class Kind:
             parts["feeds"] = dict(self.feeds)
         if self.counters:
             parts["counters"] = list(self.counters)
+        if self.given:
+            parts["given"] = list(self.given)
         return parts
 
     @classmethod
@@ -153,6 +159,7 @@ class Kind:
                 needs=maps["needs"],
                 feeds=maps["feeds"],
                 counters=names("counters"),
+                given=names("given"),
             )
         except AssertionError as error:
             raise ValueError(str(error)) from None

@@ -506,7 +506,9 @@ def test_a_flipped_bit_is_found_then_and_every_line_is_read(tmp_path: Path, numb
 def test_a_log_of_an_older_version_is_read_line_by_line(tmp_path: Path) -> None:
     healthy(tmp_path)
     for path in tmp_path.glob("*.jsonl"):
-        path.write_bytes(path.read_bytes().replace(b'"version":[1,2]', b'"version":[1,1]'))
+        data = path.read_bytes()
+        assert b'"version":[1,3]' in data
+        path.write_bytes(data.replace(b'"version":[1,3]', b'"version":[1,1]'))
     assert both(tmp_path)[1].coverage.read == "lines"
 
 

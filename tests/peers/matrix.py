@@ -160,8 +160,12 @@ def fault_row(fault: Fault, ran: Ran) -> tuple[list[str], bool]:
     kinds = (
         {str(own.get("kind", first.call)) for own in first.by_rank.values()} if first is not None else set()
     )
+    around = verdict.finding.trigger.call if verdict.finding.trigger is not None else ""
     found = " / ".join(sorted({str(first.call), *kinds})) if first is not None else "no decision"
-    is_found = bool(told) if first is None else bool({str(first.call), *kinds} & set(fault.calls))
+    if first is not None and around not in ("", first.call):
+        # What the call did differs first, and its record says what it was given.
+        found += f", in {around}"
+    is_found = bool(told) if first is None else bool({str(first.call), *kinds, around} & set(fault.calls))
     named = [f"rank {one}" for one in verdict.finding.culprit]
     if not named and f"rank {fault.rank}" in " ".join(told).partition(";")[0]:
         # A silence has no end in a killed process's log: what was told while it ran is what there is.

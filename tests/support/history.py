@@ -12,6 +12,7 @@ A line begins with the rank, and with its lane where that is not `scheduler`: `0
 | `match:r1=64` | a decision: what it is about, and its result; `{fact=5 other=2}` adds local facts |
 | `backup:17=64` | `write_backup` of node 17, one page, 64 tokens |
 | `evict:17=2`, `admit:r1=1`, `finish:r1=8` | as `match` |
+| `put:r1=17{content=5 tokens=64}` | as `match`, behind what the call did, with what it was given |
 | `submit:r1=64`, `hit:7=64`, `poll:r1=wait` | a prefetch, on the scheduler |
 | `query:7=3`, `read:7=2`, `progress:7=64` | and on the lanes that work for it |
 | `abort:r1=waiting`, `retract:r1=4` | as `match` |
@@ -59,6 +60,13 @@ KINDS = (
         needs={"host_pages_free": "pages"},
     ),
     Kind("evict", "decision", agree=REPLICA, compared=("node", "pages_freed"), local=("host_pages_free",)),
+    Kind(
+        "put",
+        "decision",
+        agree=REPLICA,
+        compared=("rid", "node", "content", "tokens"),
+        given=("rid", "content", "tokens"),
+    ),
     Kind("admit", "decision", agree=REPLICA, compared=("rid", "pages"), local=("running_count",)),
     Kind("finish", "event", agree=REPLICA, compared=("rid", "tokens")),
     Kind("abort", "event", agree=REPLICA, compared=("rid", "place")),
@@ -118,6 +126,7 @@ ABOUT = {
     "match": ("match", "rid", "tokens"),
     "backup": ("write_backup", "node", "tokens"),
     "evict": ("evict", "node", "pages_freed"),
+    "put": ("put", "rid", "node"),
     "admit": ("admit", "rid", "pages"),
     "finish": ("finish", "rid", "tokens"),
     "abort": ("abort", "rid", "place"),
