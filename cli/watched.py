@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from hicache.job import Observed
 
 MODULE = "cli.watched"
+# What a watched rank imports while it runs.
+AHEAD = ("consensus_checker.consensus", "consensus_checker.live")
 
 
 def is_asked_for() -> bool:

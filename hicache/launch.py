@@ -1,9 +1,11 @@
 """A job whose ranks are processes of this machine: started, watched, and ended when one of them dies.
 
-    hicache run --mode gloo --+-- worker rank 0 --+
-                              +-- worker rank 1 --+-- gloo over loopback
-                              +-- ...           --+
+    hicache run --mode gloo -- fork server --+-- worker rank 0 --+
+                                             +-- worker rank 1 --+-- gloo over loopback
+                                             +-- ...           --+
         stdout of a worker: progress, warnings, its ending        stdin: `hung`, or closed
+
+The fork server has imported torch, once for all of them, and does nothing but fork (`hicache/forks.py`).
 
 A rank that dies leaves its peers in calls that fail soon, or never. They get a moment to close their logs by
 themselves, are then told to end, and are killed in the end, each by its own process id.
@@ -17,11 +19,9 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,6 +29,7 @@ from typing import IO, Any
 
 import hicache
 from hicache.errors import ConfigError, HiCacheError, WorkloadError
+from hicache.forks import LOST, Forked, Forks
 from hicache.job import (
     Ending,
     Plan,
@@ -55,7 +56,9 @@ HUNG_AFTER_S = 1.0
 TERMINATE_AFTER_S = 3.0
 KILL_AFTER_S = 6.0
 LAST_LINES = 20
-# More than that do nothing but wait for each other, and each takes 160 MB before it begins.
+# The system has ended it by then, or never will.
+BURIED_S = 5.0
+# More than that do nothing but wait for each other.
 PROCESSES_A_CORE = 8
 
 
@@ -69,6 +72,7 @@ def run_gloo(
     timeout_s: float = TIMEOUT_S,
     progress: Progress | None = None,
     module: str = WORKER,
+    ahead: Sequence[str] = (),
     say: Callable[[str], None] = print,
 ) -> Result:
     """Run a plan, each rank in a process of its own on this machine.
@@ -78,6 +82,7 @@ def run_gloo(
         out, trace, trace_limits, progress: as of `sim.world.simulate`; `memory` is not for processes.
         timeout_s: a wait for another rank or for storage that is older ends the run as hung.
         module: what a process runs: the worker, or one that looks at it; what that says goes to `say`.
+        ahead: modules that it imports while it runs: all ranks have them from one import.
 
     Raises:
         ConfigError: the processes can't be started: no torch, or what one of them says.
@@ -92,7 +97,8 @@ def run_gloo(
             "--plan-out writes the plan for torchrun on several machines, --mode sim needs one thread"
         )
     warnings = Warnings()
-    with TemporaryDirectory(prefix="hicache-") as folder:
+    environment = _environment()
+    with TemporaryDirectory(prefix="hicache-") as folder, Forks(environment, module, ahead=ahead) as forks:
         path = Path(folder) / "plan.json"
         path.write_text(spec.to_json(), encoding="utf-8")
         words = ["--plan", str(path), "--out", str(out), "--trace", trace, "--report"]
@@ -101,7 +107,7 @@ def run_gloo(
         for tries_left in reversed(range(PORT_TRIES)):
             crew = _Crew(count, warnings, progress, module, say)
             try:
-                crew.start(words)
+                crew.start(forks, words, environment)
                 crew.run()
             except _PortTakenError:
                 if not tries_left:
@@ -165,7 +171,7 @@ class _Process:
     """
 
     rank: int
-    handle: subprocess.Popen[bytes]
+    handle: Forked
     last_words: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     ending: Ending | None = None
     refusal: tuple[str, int] | None = None
@@ -210,7 +216,7 @@ class _Crew:
     def endings(self) -> dict[int, Ending]:
         return {each.rank: each.ending for each in self._processes if each.ending is not None}
 
-    def start(self, words: Sequence[str]) -> None:
+    def start(self, forks: Forks, words: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start all of them; whoever calls closes the crew, also when only some could be started.
 
         Raises:
@@ -218,12 +224,24 @@ class _Crew:
         """
         port = _free_port()
         for rank in range(self._count):
+            own = {
+                **environment,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(self._count),
+                "MASTER_ADDR": LOOPBACK,
+                "MASTER_PORT": str(port),
+            }
             try:
-                self._start(rank, self._count, port, words)
+                handle = forks.start(self._module, words, own)
             except OSError as error:
                 raise ConfigError(
                     f"process {rank} of {self._count} can't be started: {error.strerror or error}"
                 ) from None
+            process = _Process(rank, handle)
+            self._processes.append(process)
+            for stream in (handle.stdout, handle.stderr):
+                self._selector.register(stream, selectors.EVENT_READ, (process, stream))
 
     def run(self) -> None:
         """Watch until all processes are gone.
@@ -256,39 +274,10 @@ class _Crew:
                 for key, _ in self._selector.select(LOOK_S):
                     self._read(*key.data)
         for each in self._processes:
-            each.handle.wait()
+            each.handle.wait(BURIED_S)
             for stream in (each.handle.stdin, each.handle.stdout, each.handle.stderr):
-                if stream is not None:
-                    _close(stream)
+                _close(stream)
         self._selector.close()
-
-    def _start(self, rank: int, count: int, port: int, words: Sequence[str]) -> None:
-        root = str(Path(hicache.__file__).parent.parent)
-        environment = {
-            **os.environ,
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(count),
-            "MASTER_ADDR": LOOPBACK,
-            "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", "")))),
-        }
-        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        handle = subprocess.Popen(
-            [sys.executable, "-m", self._module, *words],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            # Ctrl-C is for this process to hear, which then tells the workers.
-            start_new_session=True,
-        )
-        process = _Process(rank, handle)
-        self._processes.append(process)
-        assert handle.stdout is not None and handle.stderr is not None
-        self._selector.register(handle.stdout, selectors.EVENT_READ, (process, handle.stdout))
-        self._selector.register(handle.stderr, selectors.EVENT_READ, (process, handle.stderr))
 
     def _read(self, process: _Process, stream: IO[bytes]) -> None:
         fd = stream.fileno()
@@ -333,11 +322,15 @@ class _Crew:
     def _bury(self, process: _Process) -> None:
         """A process that is gone without a word: it died, unless it was told to."""
         code = process.handle.returncode
+        assert code is not None, "a process that is over has a code"
         # Not by when it died: a peer that lost it may have been heard first.
         if -code in process.sent:
             self._ended(process, Ending(process.rank, "stopped", "it did not end by itself"))
             return
-        how = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+        if code == LOST:
+            how = "and the one that forked it"
+        else:
+            how = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
         last = f": {process.last_words[-1]}" if process.last_words else ""
         self._ended(process, Ending(process.rank, "crashed", f"its process died, {how}{last}"))
 
@@ -374,11 +367,21 @@ def _free_port() -> int:
         return port
 
 
-def _write(stream: IO[bytes] | None, data: bytes) -> None:
+def _environment() -> dict[str, str]:
+    """Of the server and of all ranks: this process's, and what ranks need."""
+    root = str(Path(hicache.__file__).parent.parent)
+    return {
+        "GLOO_SOCKET_IFNAME": "lo",
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", "")))),
+    }
+
+
+def _write(stream: IO[bytes], data: bytes) -> None:
     try:
-        if stream is not None:
-            stream.write(data)
-            stream.flush()
+        stream.write(data)
+        stream.flush()
     except OSError:
         # It is gone already.
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hicache.job import (
@@ -171,9 +172,13 @@ class _ThreadsJob:
         self._summarise(self._result(), outcome="interrupted")
 
     def _result(self) -> Result:
-        endings: dict[int, Ending] = {
-            job.rank: job.end(loop.end or "stopped", loop.end_reason) for job, loop, _ in self._ranks
-        }
+        def end(each: tuple[RankJob, DriveLoop, threading.Thread]) -> Ending:
+            job, loop, _ = each
+            return job.end(loop.end or "stopped", loop.end_reason)
+
+        # All at once: whoever watches a rank waits at its end for the ends of the others.
+        with ThreadPoolExecutor(len(self._ranks)) as pool:
+            endings = {ending.rank: ending for ending in pool.map(end, self._ranks)}
         return result_of(self._plan, endings, self._logs)
 
     def _summarise(self, result: Result, *, outcome: str = "") -> None:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from cli import watched
+from hicache import launch
 from hicache.control import patience
+from hicache.forks import Forks
+from tests.support.processes import rank_environment
 
 # Objects made before the youngest are looked through. With the usual 700, a tenth of the suite's processor
 # time goes into looking at what was collected and stays.
@@ -21,6 +27,20 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE_THRESHOLD, *gc.get_threshold()[1:])
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """From which ranks are forked: torch is imported once, by the first test that needs it."""
+    ahead = ("tests.support.live", *watched.AHEAD)
+    with Forks(rank_environment(), watched.MODULE, ahead=ahead) as made:
+        yield made
+
+
+@pytest.fixture
+def forked(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of processes have theirs from the same server as the tests, and not one each."""
+    monkeypatch.setattr(launch, "Forks", lambda *_, **__: nullcontext(forks))
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("hicache.job",),
     ("hicache.sim", "hicache.real_time"),
     ("hicache.threads", "hicache.worker"),
+    ("hicache.fork_server", "hicache.forks"),
     ("hicache.launch",),
     ("hicache.zoo",),
 )
@@ -63,9 +65,14 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(path: Path, *, only_at_import: bool = False) -> Iterator[tuple[str, int]]:
     """(imported module, line); with `only_at_import` those that run when the module is imported."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     stack: list[tuple[ast.AST, bool]] = [(tree, False)]
     while stack:
         node, is_inside = stack.pop()

@@ -468,6 +468,7 @@ def run_in_mode(plan: Plan, out: Path, how: How, progress: Progress | None) -> R
             timeout_s=how.timeout_s,
             progress=progress,
             module=watched.MODULE if is_watched else WORKER,
+            ahead=watched.AHEAD if is_watched else (),
             say=watched.Speaker(),
         )
     if how.mode == "threads":

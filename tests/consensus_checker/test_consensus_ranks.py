@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,12 +27,14 @@ from consensus_checker.consensus_ranks import (
     ranks_of,
 )
 from consensus_checker.consensus_recorder import place_of
+from hicache.forks import Forks
 from tests.support.consensus import asked_for, lane_of
+from tests.support.consensus_job import END_OF_ROUND, SIZE
+from tests.support.processes import outputs, start_rank
 from tracer.keyed import COMMON_ALGORITHM, FAST_ALGORITHM, KEY_BITS
 from tracer.log import find_logs
 from tracer.plausible import WORLD_SIZE_MAX
 
-ROOT = Path(__file__).resolve().parents[2]
 GRID = {0: [[0, 1], [0, 2]], 1: [[0, 1], [1, 3]], 2: [[2, 3], [0, 2]], 3: [[2, 3], [1, 3]]}
 
 
@@ -270,37 +271,6 @@ def _hear_not(_text: str) -> None:
     pass
 
 
-# Rounds of three ranks over one store: who is odd in it, where its records go, and who watches.
-JOB = """
-import json, os, sys
-import torch.distributed as dist
-from consensus_checker import configure, rank_consensus, shutdown
-rank, file = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=3)
-group = dist.new_group([0, 1, 2], backend="gloo")
-
-class Coordinator:
-    unique_name = "tp:0"
-    cpu_group = group
-
-@rank_consensus(same_params=True)
-def admit(rid, tokens): pass
-
-for odd, folder, watcher in json.loads(sys.argv[3]):
-    if folder:
-        os.environ["HICACHE_TRACE_DIR"] = folder
-    configure([None, Coordinator(), dist.group.WORLD], watcher=watcher)
-    for number in range(20):
-        admit(f"r{number}", [number, 1 if (rank, number) == (odd, 7) else 0])
-    dist.barrier()
-    shutdown()
-    dist.barrier()
-    print(END_OF_ROUND, file=sys.stderr, flush=True)
-dist.destroy_process_group()
-"""
-END_OF_ROUND = "-- end of round --\n"
-
-
 @dataclass(frozen=True)
 class Rounds:
     """What the ranks said on stderr in each round, and the folder that the rounds were in."""
@@ -310,9 +280,10 @@ class Rounds:
 
 
 @pytest.fixture(scope="module")
-def rounds(tmp_path_factory: pytest.TempPathFactory) -> Rounds:
+def rounds(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Rounds:
     """Two that are watched, with records in a folder of their own, and two that are not."""
-    pytest.importorskip("torch")
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
     folder = tmp_path_factory.mktemp("rounds")
     asked = [
         (1, "", "live"),
@@ -320,23 +291,14 @@ def rounds(tmp_path_factory: pytest.TempPathFactory) -> Rounds:
         (1, str(folder / "odd"), None),
         (-1, str(folder / "none"), None),
     ]
-    code = JOB.replace("END_OF_ROUND", repr(END_OF_ROUND.rstrip()))
     with asked_for(folder) as patch:
         patch.delenv("HICACHE_TRACE_DIR")
         patch.setenv("TMPDIR", str(folder))
-        words = [sys.executable, "-W", "ignore", "-c", code]
-        processes = [
-            subprocess.Popen(
-                [*words, str(rank), str(folder / "store"), json.dumps(asked)],
-                cwd=ROOT,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(3)
-        ]
-        said = [process.communicate(timeout=100)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0], said
-    by_rank = [text.split(END_OF_ROUND)[: len(asked)] for text in said]
+        words = ("tests.support.consensus_job", str(folder / "store"), json.dumps(asked))
+        ranks = [start_rank(forks, rank, SIZE, *words) for rank in range(SIZE)]
+        said = [err for _, err in outputs(ranks, timeout_s=100)]
+    assert [rank.returncode for rank in ranks] == [0] * SIZE, said
+    by_rank = [text.split(f"{END_OF_ROUND}\n")[: len(asked)] for text in said]
     return Rounds([list(texts) for texts in zip(*by_rank, strict=True)], folder)
 
 

@@ -119,6 +119,7 @@ def wire(parts):
 
 @pytest.mark.parametrize("mode", ["threads", pytest.param("gloo", marks=[pytest.mark.slow])])
 @pytest.mark.xdist_group("processes")
+@pytest.mark.usefixtures("forked")
 def test_logs_of_threads_and_of_processes_can_be_done_again_too(tmp_path: Path, mode: str) -> None:
     words = ["--mode", mode, "--tp", 2, "--pp", 2, *STORAGE, "--agentic", SMALL]
     assert_same(run(tmp_path / "run", *TIGHT, *words))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hicache.errors import ConfigError
+from hicache.forks import Forks
 from hicache.topology import Topology
 from hicache.transport.gloo import GlooWorld, first_line
 from tests.support.processes import ROOT, outputs, start_ranks
@@ -20,9 +21,9 @@ Got = dict[int, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def got() -> Got:
+def got(forks: Forks) -> Got:
     """Rank -> what its lane found out, on a world of two stages with two tensor ranks each."""
-    said = outputs(start_ranks(4, "tests.support.gloo_lanes"))
+    said = outputs(start_ranks(forks, 4, "tests.support.gloo_lanes"))
     found = [
         json.loads(out) if out.strip() else {"rank": rank, "failed": err}
         for rank, (out, err) in enumerate(said)
