@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import random
 import re
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from consensus_checker.check import check
 from hicache.agentic import AgenticSpec
@@ -26,16 +28,22 @@ from hicache.config import Config
 from hicache.control.scheduler import Scheduler
 from hicache.sim.reenact import reenact
 from hicache.sim.world import Plan, simulate
+from hicache.topology import Topology
 from hicache.zoo import SCENARIOS
 from tests.hicache.sim.test_invariants import dense_plan
 from tests.hicache.sim.test_world import TOPOLOGIES, disturbed
-from tests.support import survival
+from tests.modes.test_gloo import THREE_HUNDRED
+from tests.support import hit_oracle, survival
 from tests.support.invariants import assert_invariants
 from tests.support.runs import agentic_plan, of_kind, records, verdict
 from tests.zoo.test_zoo import disturbed_rank, truth, write_logs
 from tracer.log import find_logs
 
 IMPORTERS = "tests/tracer/importers"
+# Requests of the public conversation trace; one that is shorter is another trace.
+CONVERSATION_REQUESTS = 12_031
+# Runs of processes: each has four, beside the other sweeps.
+PROCESS_SEEDS = 3
 
 
 @dataclass
@@ -214,6 +222,51 @@ def sweep_mutations(name: str, count: int) -> Tally:
     return tally
 
 
+def sweep_trace(name: str, device_pages: int) -> Tally:
+    """The whole conversation trace beside a cache that is obviously right; no device pages: no limit."""
+    tally = Tally(f"conversation trace by request, {name}")
+    path = Path(os.environ.get("HICACHE_DATA", "")) / hit_oracle.CONVERSATION
+    if not path.is_file():
+        tally.outcomes["not run: HICACHE_DATA names no public traces"] += 1
+        return tally
+    with tempfile.TemporaryDirectory() as folder:
+        if device_pages:
+            found = hit_oracle.beside_naive_cache(path, Path(folder), device_pages=device_pages)
+        else:
+            found = hit_oracle.beside_seen_pages(path, Path(folder), topology=Topology(tp=4))
+    tally.name += f", {found.hit_percent} % of the tokens hit"
+    tally.runs = found.requests
+    tally.outcomes["with other hits"] = len(found.differences)
+    tally.outcomes["nodes evicted"] = found.evictions
+    tally.failures += [f"{name}: {text}" for text in found.differences]
+    if found.requests != CONVERSATION_REQUESTS:
+        tally.failures.append(f"{name}: {found.requests} requests, {CONVERSATION_REQUESTS} expected")
+    return tally
+
+
+def sweep_processes(name: str, seeds: int) -> Tally:
+    """Four processes over gloo, 300 agentic requests: completed and consistent."""
+    tally = Tally(f"{name} over gloo, 300 requests")
+    for seed in range(1, seeds + 1):
+        with tempfile.TemporaryDirectory() as folder:
+            words = ["run", *THREE_HUNDRED, "--seed", str(seed), "--out", folder, "--json"]
+            said, found = _hicache(*words), _hicache("check", folder, "--json")
+        tally.runs += 1
+        seen = (said["outcome"], said["requests_served"], found["verdict"]["kind"])
+        tally.outcomes[f"{seen[0]}, {seen[2]}"] += 1
+        if seen != ("completed", 300, "consistent"):
+            tally.failures.append(f"seed {seed}: {seen}")
+    return tally
+
+
+def _hicache(*words: str) -> dict[str, Any]:
+    """What the command says with `--json`."""
+    command = [sys.executable, "-m", "cli.app", *words]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    document: dict[str, Any] = json.loads(said.stdout)
+    return document
+
+
 def timed(sweep: Sweep, name: str, count: int) -> Tally:
     """Run one sweep, in a worker process."""
     start = time.monotonic()
@@ -234,6 +287,9 @@ def main() -> int:
     # The longest first, so that no process is left alone with one at the end.
     sweeps: list[tuple[Sweep, str, int]] = [(sweep_survival, name, half) for name in survival.EVERY_TOPOLOGY]
     sweeps.append((sweep_books, "dense prompts", 2 * seeds))
+    sweeps.append((sweep_trace, "4 ranks, no limits", 0))
+    sweeps += [(sweep_trace, f"{pages:,} device pages", pages) for pages in (1_000, 10_000)]
+    sweeps.append((sweep_processes, "4 processes", PROCESS_SEEDS))
     sweeps += [(sweep_worlds, name, seeds) for name in TOPOLOGIES]
     sweeps += [(sweep_scenario, name, seeds) for name in SCENARIOS]
     sweeps += [(sweep_reenact, name, half) for name in TOPOLOGIES]

@@ -14,8 +14,9 @@ from hicache.control.agreement import CHANNEL, Agreement, MinThenChain
 from hicache.ports import Transport
 from hicache.rank import Parts
 from hicache.sim.bugs import Wire
+from hicache.sim.world import simulate
 from hicache.topology import Topology
-from tests.support.runs import agentic_plan, run_in_memory, verdict
+from tests.support.runs import agentic_plan, verdict
 
 SPEC = AgenticSpec.parse("conversations=6,rounds=4,max-context=2048,output=20")
 Where = Literal["sent", "kept"]
@@ -66,7 +67,7 @@ def test_a_leader_in_whose_hands_a_value_changes_is_named(
 ) -> None:
     config = Config(topology=Topology(pp=pp, tp=tp), seed=seed)
     plan = replace(agentic_plan(config, SPEC, seed=seed), wires=(changing(rank, where),))
-    finding = verdict(run_in_memory(plan)[0]).finding
+    finding = verdict(simulate(plan, trace="memory")).finding
     assert finding.kind == "divergence"
     assert finding.culprit == (rank,), finding.summary
     assert finding.trigger is not None and finding.trigger.rank == rank
@@ -77,4 +78,4 @@ def test_a_leader_in_whose_hands_a_value_changes_is_named(
 @pytest.mark.parametrize("seed", range(3))
 def test_its_twin_without_the_change_is_consistent(seed: int) -> None:
     config = Config(topology=Topology(pp=3, tp=2), seed=seed)
-    assert verdict(run_in_memory(agentic_plan(config, SPEC, seed=seed))[0]).code == 0
+    assert verdict(simulate(agentic_plan(config, SPEC, seed=seed), trace="memory")).code == 0

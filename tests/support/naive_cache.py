@@ -56,6 +56,7 @@ class LeafNodeCache:
         self.root = _Node([], None)
         self.nodes: list[_Node] = []
         self.clock = 0
+        self.evictions = 0
 
     def request(self, input_length: int, ids: list[int], page_size: int) -> int:
         """Cached pages of this request."""
@@ -65,6 +66,7 @@ class LeafNodeCache:
         while self.free < needed:
             leaves = [node for node in self.nodes if not node.children and node not in path]
             victim = min(leaves, key=lambda node: node.used)
+            self.evictions += 1
             self.nodes.remove(victim)
             assert victim.parent is not None
             del victim.parent.children[victim.pages[0]]

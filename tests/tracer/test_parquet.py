@@ -35,15 +35,23 @@ SERVED = [
 ]
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return write_run(tmp_path / "run", {0: [*SERVED, BACKED_UP], 1: [BACKED_UP]}, kinds=(DECIDE,))
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run and its export; not to be changed."""
+    folder = tmp_path_factory.mktemp("made")
+    run = write_run(folder / "run", {0: [*SERVED, BACKED_UP], 1: [BACKED_UP]}, kinds=(DECIDE,))
+    assert export_parquet(find_logs(run), folder / "export") == ExportCount(8, 8)
+    return folder
 
 
 @pytest.fixture
-def export(run: Path, tmp_path: Path) -> Path:
-    assert export_parquet(find_logs(run), tmp_path / "export") == ExportCount(8, 8)
-    return tmp_path / "export"
+def run(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made / "run", tmp_path / "run"))
+
+
+@pytest.fixture
+def export(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made / "export", tmp_path / "export"))
 
 
 def test_an_export_is_partitioned_by_run_and_rank(export: Path) -> None:

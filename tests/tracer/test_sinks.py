@@ -431,33 +431,54 @@ def test_a_ring_killed_while_it_turns_has_no_gap_and_misses_nothing_new(
     assert bytes_in(tmp_path) <= 40_000
 
 
+CALLS_OF_A_TURN = range(1, 40)
+# One process a call, each of which is killed at it; they are forked so that each need not import all of this.
 KILLED_BETWEEN = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
-import tracer.sinks
 from tests.tracer.test_sinks import open_ring, write
-count = 0
-def step(name, real):
-    def killed(*args, **more):
-        global count
-        count += 1
-        if count == {nth}:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*args, **more)
-    return killed
-tracing = open_ring(Path({folder!r}), limit_bytes=40_000)
-for name in ("unlink", "open", "posix_fallocate", "fstat", "lstat"):
-    setattr(os, name, step(name, getattr(os, name)))
-write(tracing, 5000)
+
+def be_killed(folder, nth):
+    count = 0
+    def step(real):
+        def killed(*args, **more):
+            nonlocal count
+            count += 1
+            if count == nth:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **more)
+        return killed
+    tracing = open_ring(folder, limit_bytes=40_000)
+    for name in ("unlink", "open", "posix_fallocate", "fstat", "lstat"):
+        setattr(os, name, step(getattr(os, name)))
+    write(tracing, 5000)
+
+for nth in {calls}:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            be_killed(Path({folder!r}) / str(nth), nth)
+        finally:
+            os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
 
 
-@pytest.mark.parametrize("nth", range(1, 40))
-def test_a_ring_killed_at_any_call_of_a_turn_can_be_read(tmp_path: Path, nth: int) -> None:
-    script = KILLED_BETWEEN.format(root=str(ROOT), folder=str(tmp_path), nth=nth)
-    done = subprocess.run([sys.executable, "-c", script])
-    assert done.returncode == -signal.SIGKILL
-    (lane,) = find_logs(tmp_path).lanes
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each call at which a process was killed."""
+    folder = tmp_path_factory.mktemp("killed")
+    calls = list(CALLS_OF_A_TURN)
+    script = KILLED_BETWEEN.format(root=str(ROOT), folder=str(folder), calls=calls)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.stderr, done.stdout.split()) == ("", [str(-signal.SIGKILL)] * len(calls))
+    return folder
+
+
+@pytest.mark.parametrize("nth", CALLS_OF_A_TURN)
+@pytest.mark.xdist_group("killed rings")
+def test_a_ring_killed_at_any_call_of_a_turn_can_be_read(killed: Path, nth: int) -> None:
+    (lane,) = find_logs(killed / str(nth)).lanes
     read = [record["node"] for record in lane.records()]
     assert read == list(range(lane.last_dropped_seq, lane.last_dropped_seq + len(read)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,12 +75,18 @@ def write_logs(result: Result, folder: Path) -> Path:
 def truth(bug: Result, twin: Result) -> Truth | None:
     found: list[Truth] = []
     for rank in bug.lines:
-        ours, theirs = records(bug.lines[rank]), records(twin.lines[rank])
-        at = next((at for at, (one, two) in enumerate(zip(ours, theirs, strict=False)) if one != two), None)
+        at = first_difference(bug.lines[rank], twin.lines[rank])
         if at is None:
             continue
+        ours, theirs = records(bug.lines[rank]), records(twin.lines[rank])
         found.append(Truth(rank, ours[at]["step"], ours[at]["seq"], _call(ours, theirs, at)))
     return min(found, key=lambda truth: (truth.step, truth.seq)) if found else None
+
+
+def first_difference(ours: Sequence[bytes], theirs: Sequence[bytes]) -> int | None:
+    """Index of the first record that differs, between header and trailer."""
+    pairs = enumerate(zip(ours[1:-1], theirs[1:-1], strict=False))
+    return next((at for at, (one, two) in pairs if one != two and json.loads(one) != json.loads(two)), None)
 
 
 def _call(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], at: int) -> str:
