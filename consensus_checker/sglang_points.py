@@ -263,10 +263,12 @@ TREE: Sequence[Point] = (
             "node": "_see.node(params.best_match_node)",
             "pages": "params.host_hit_length // self.page_size",
             "tokens": "None if result is None else result[0]",
-            "device_pages_free": DEVICE_FREE,
-            "host_pages_free": HOST_FREE,
+            "device_pages_free": "_h_device",
+            "host_pages_free": "_h_host",
             "loads_in_flight": "len(self.ongoing_load_back)",
         },
+        # Of what was there when it was asked for: behind it all ranks may have the same again.
+        before={"_h_device": DEVICE_FREE, "_h_host": HOST_FREE},
     ),
     Point(CACHE + "load_back", kinds.LOAD_NODE, {"node": "_see.node(node_id)", "is_loaded": "result"}),
     Point(
@@ -275,9 +277,10 @@ TREE: Sequence[Point] = (
         {
             "pages_wanted": "-(-params.num_tokens // self.page_size)",
             "pages_freed": "result.num_tokens_evicted // self.page_size",
-            "device_pages_free": DEVICE_FREE,
-            "host_pages_free": HOST_FREE,
+            "device_pages_free": "_h_device",
+            "host_pages_free": "_h_host",
         },
+        before={"_h_device": DEVICE_FREE, "_h_host": HOST_FREE},
     ),
     Point(
         CACHE + "evict_for_alloc",

@@ -174,9 +174,10 @@ FORMER_TREE: Sequence[Point] = (
             "node": "_see.node(params.best_match_node)",
             "pages": "params.host_hit_length // self.page_size",
             "tokens": "None if result is None else len(result[0])",
-            "device_pages_free": DEVICE_FREE,
-            "host_pages_free": HOST_FREE,
+            "device_pages_free": "_h_device",
+            "host_pages_free": "_h_host",
         },
+        before={"_h_device": DEVICE_FREE, "_h_host": HOST_FREE},
         part=FORMER,
     ),
     Point(
@@ -185,9 +186,10 @@ FORMER_TREE: Sequence[Point] = (
         {
             "pages_wanted": "-(-params.num_tokens // self.page_size)",
             "pages_freed": "result.num_tokens_evicted // self.page_size",
-            "device_pages_free": DEVICE_FREE,
-            "host_pages_free": HOST_FREE,
+            "device_pages_free": "_h_device",
+            "host_pages_free": "_h_host",
         },
+        before={"_h_device": DEVICE_FREE, "_h_host": HOST_FREE},
         part=FORMER,
     ),
     *(

@@ -19,6 +19,9 @@ from consensus_checker.sglang_case.script import Record, Script, Step, script_of
 # Of a prefetch: no count has gone up, so nothing was decided about it.
 NOTHING = "ongoing"
 ROOM = "device_pages_free"
+# Of an eviction: what is lacking of what somebody needs.
+WANTED = "pages_wanted"
+EVICTIONS = ("evict", "evict_for_alloc")
 COUNTS = ("writes_agreed", "loads_agreed", "hits_agreed", "prefetch_acks_agreed", "storage_acks_agreed")
 
 
@@ -248,9 +251,19 @@ def _less_room(
             continue
         side, pages = (right, ours - theirs) if theirs < ours else (left, theirs - ours)
         index = replace(left, at=left.records.index(one)).index
-        cause = f"rank {side.rank}: of the device's pool {pages} pages were missing"
-        return side, index, {"hold_pages": pages}, cause
-    return None
+        return _missing(side, index, pages)
+    # A pool that nobody has looked at since: who asks for room asks for as much as is lacking.
+    ours, theirs = left.record or {}, right.record or {}
+    one, two = ours.get(WANTED), theirs.get(WANTED)
+    is_eviction = ours.get("kind") == theirs.get("kind") and ours.get("kind") in EVICTIONS
+    if not is_eviction or not isinstance(one, int) or not isinstance(two, int) or one == two:
+        return None
+    return _missing(right if two > one else left, left.index, abs(two - one))
+
+
+def _missing(side: Side, index: int, pages: int) -> tuple[Side, int, dict[str, Any], str]:
+    cause = f"rank {side.rank}: of the device's pool {pages} pages were missing"
+    return side, index, {"hold_pages": pages}, cause
 
 
 def _flows_apart(left: Side, right: Side) -> bool:

@@ -115,6 +115,18 @@ def test_a_page_that_is_missing_is_taken_from_the_step_on_in_which_it_was_first_
     assert odd_steps(parted) == [(3, {"1": {"hold_pages": 1}})]
 
 
+def test_one_that_nobody_has_missed_yet_is_seen_by_what_is_asked_for_instead() -> None:
+    evict = {"kind": "evict", "pages_wanted": 2, "pages_freed": 2}
+    before = joined(event_round(1), arrival("r1", 0), match("r1"), prefill("r1", room=10), event_round(2))
+    ours = joined(before, evict, prefill("r2"))
+    theirs = joined(before, {**evict, "pages_wanted": 4}, prefill("r2"))
+    parted = found(ours, theirs)
+    assert parted.cause == "rank 1: of the device's pool 2 pages were missing"
+    assert odd_steps(parted) == [(5, {"1": {"hold_pages": 2}})]
+    # On the other rank, if that asks for more.
+    assert found(theirs, ours).cause == "rank 0: of the device's pool 2 pages were missing"
+
+
 def test_another_order_of_waiting_is_that_in_which_the_rank_looks_next() -> None:
     before = joined(event_round(1), arrival("r1", 0), arrival("r2", 1))
     ours = joined(before, event_round(2, waiting=2, of="12"), poll("r1"), poll("r2"), event_round(3))
