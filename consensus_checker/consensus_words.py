@@ -22,15 +22,25 @@ def fields_of(name: str, value: Any) -> dict[str, Any]:
 
 
 def payload_text(value: Any) -> str:
-    """`list of 4096 91aa52`, `Tensor int64 17x2 c0de12`, `MatchParams(...)`; what is no payload as it is."""
+    """`list of 4096 91aa52`, `Tensor int64 17x2 c0de12`, `MatchParams(...)`; what is no payload as it is.
+
+    A log may hold any text: what is none of a terminal's business is escaped.
+    """
+    text = _payload_text(value)
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
+def _payload_text(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {payload_text(own)}" for name, own in value.items())
+        return ", ".join(f"{name} {_payload_text(own)}" for name, own in value.items())
     if not (isinstance(value, list) and value and isinstance(value[0], str)):
         return "-" if value is None else str(value)
     name, *rest = value
     match rest:
         case [dict() as fields]:
-            return f"{name}({payload_text(fields)})"
+            return f"{name}({_payload_text(fields)})"
         case [int(length), str(digest)] if _is_digest(digest):
             return f"{name} of {length} {digest[:DIGEST_CHARS]}"
         case [str(dtype), list(shape), str(content), *_]:

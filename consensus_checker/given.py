@@ -45,23 +45,26 @@ def find_given(
         return None
     if len({one.get("step") for one in records.values()}) > 1:
         return None
-    differing = [
-        field for field in kinds[name].given if len({repr(one.get(field)) for one in records.values()}) > 1
-    ]
-    # Of another request everything is another.
-    if len(differing) != 1 or differing[0] == REQUEST:
+    if len({repr(one.get(REQUEST)) for one in records.values()}) > 1:
+        # Of another request everything is another.
+        return None
+    own = tuple(dict.fromkeys(kinds[name].given))
+    differing = [field for field in own if len({repr(one.get(field)) for one in records.values()}) > 1]
+    if len(differing) != 1 or _is_out_of_order(name, own, stands, odd, others):
         return None
     fact = differing[0]
     values = {rank: one.get(fact) for rank, one in sorted(records.items())}
     ours, theirs = ({repr(values[rank]) for rank in side} for side in (odd, others))
-    if ours & theirs or None in values.values():
+    if len(ours) != 1 or len(theirs) != 1 or None in values.values():
+        return None
+    if value_text(values[odd[0]]) == value_text(values[others[0]]):
+        # They differ behind what a sentence has room for.
         return None
     # The call at which they part, or one that goes on around it.
     is_here = all(records[rank] is stands[rank].record for rank in records)
     where = "it" if is_here else f"the {call_text(name)} around it"
     sides = " and ".join(
-        f"{', '.join(sorted({value_text(values[rank]) for rank in side}))} on {ranks_text(tuple(side))}"
-        for side in (odd, others)
+        f"{value_text(values[side[0]])} on {ranks_text(tuple(side))}" for side in (odd, others)
     )
     return Trigger(
         rank=None if is_tie else odd[0],
@@ -72,6 +75,30 @@ def find_given(
         call=name,
         since_step=int(first["step"]),
     )
+
+
+def _is_out_of_order(
+    name: str, given: Sequence[str], stands: Mapping[int, Stand], odd: Sequence[int], others: Sequence[int]
+) -> bool:
+    """Whether one side made the other's call too, sooner or later: one was left out, or they are swapped."""
+
+    def made(rank: int) -> list[str]:
+        stand = stands[rank]
+        around = (*stand.before, *((stand.record,) if stand.record is not None else ()), *stand.after)
+        return [repr([one.get(field) for field in given]) for one in around if one["kind"] == name]
+
+    def here(rank: int) -> str:
+        record = _next_given_of(name, stands[rank])
+        return repr([record.get(field) for field in given]) if record is not None else ""
+
+    return any(
+        here(one) in made(two) for side, far in ((odd, others), (others, odd)) for one in side for two in far
+    )
+
+
+def _next_given_of(name: str, stand: Stand) -> Record | None:
+    records = (stand.record, *stand.after)
+    return next((one for one in records if one is not None and one["kind"] == name), None)
 
 
 def _next_given(kinds: Mapping[str, Kind], stand: Stand) -> Record | None:

@@ -19,9 +19,11 @@ import os
 import selectors
 import signal
 import socket
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -55,7 +57,7 @@ LOOK_S = 0.05
 HUNG_AFTER_S = 1.0
 TERMINATE_AFTER_S = 3.0
 KILL_AFTER_S = 6.0
-LAST_LINES = 20
+LAST_LINES, WORDS_CHARS_MAX = 20, 500
 # The system has ended it by then, or never will.
 BURIED_S = 5.0
 # More than that do nothing but wait for each other.
@@ -117,21 +119,28 @@ def run_gloo(
                 _summarise(plan, crew.endings, out, warnings, trace=trace)
                 raise
             except KeyboardInterrupt as error:
-                crew.close()
-                is_told = isinstance(error, TerminatedError)
-                _summarise(
-                    plan,
-                    crew.endings,
-                    out,
-                    warnings,
-                    trace=trace,
-                    outcome="stopped" if is_told else "interrupted",
-                )
+                outcome = "stopped" if isinstance(error, TerminatedError) else "interrupted"
+                with _uninterrupted():
+                    crew.close()
+                    _summarise(plan, crew.endings, out, warnings, trace=trace, outcome=outcome)
                 raise
             finally:
                 crew.close()
             break
     return _summarise(plan, crew.endings, out, warnings, trace=trace)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ranks are closing their logs, which takes seconds at most: a second Ctrl-C is not heard."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
 
 
 def _summarise(
@@ -285,6 +294,8 @@ class _Crew:
         if not data:
             self._selector.unregister(stream)
             process.open_streams -= 1
+            # What it said last may have no end.
+            data = b"\n"
         *lines, rest = (self._buffers.get(fd, b"") + data).split(b"\n")
         self._buffers[fd] = rest
         for line in lines:
@@ -292,7 +303,7 @@ class _Crew:
             if stream is process.handle.stdout:
                 self._hear(process, text)
             elif text:
-                process.last_words.append(text)
+                process.last_words.append(text[:WORDS_CHARS_MAX])
 
     def _hear(self, process: _Process, text: str) -> None:
         """One line of a worker's stdout; libraries say things there too."""
@@ -301,7 +312,7 @@ class _Crew:
             what, value = said["hicache"], said["value"]
         except (ValueError, TypeError, KeyError):
             return
-        if what == "progress":
+        if what == "progress" and isinstance(value, list) and len(value) == 2:
             process.progress = (value[0], value[1])
         elif what == "warning":
             self._warnings(value)

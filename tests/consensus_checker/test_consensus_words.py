@@ -46,3 +46,8 @@ def test_what_is_no_object_is_under_its_own_name(value: Any) -> None:
 )
 def test_a_payload_in_a_few_characters(value: Any, text: str) -> None:
     assert payload_text(value) == text
+
+
+def test_what_would_move_the_cursor_of_a_terminal_is_escaped() -> None:
+    assert payload_text("\x1b[31mred\nline é") == "\\x1b[31mred\\nline é"
+    assert payload_text(["list", "a\tb"]) == "list a\\tb"

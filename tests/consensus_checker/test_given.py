@@ -72,6 +72,26 @@ def test_three_sides_were_not_given_two_things() -> None:
     assert found.trigger is None
 
 
+@pytest.mark.parametrize(
+    ("zero", "one"),
+    [
+        # Left out, one too many, swapped.
+        (f"{OWN}  {OTHER}", OTHER),
+        (OWN, f"{OTHER}  {OWN}"),
+        (f"{OWN}  {OTHER}", f"{OTHER}  {OWN}"),
+    ],
+)
+def test_a_call_that_the_others_make_too_was_not_given_otherwise(zero: str, one: str) -> None:
+    found = finding(zero, one, zero)
+    assert found.culprit == (1,)
+    assert found.trigger is None
+
+
+def test_values_that_look_alike_in_a_sentence_say_nothing() -> None:
+    one, two = (f"put:r1=17{{content={'a' * 40}{last} tokens=192}}" for last in "xy")
+    assert finding(one, two, one).trigger is None
+
+
 def test_a_fact_that_explains_it_goes_before() -> None:
     room, none = "backup:17=16{host_pages_free=5}", "backup:17=0{host_pages_free=0}"
     found = finding(f"{room}  {OWN}", f"{none}  {OTHER}", f"{room}  {OWN}")

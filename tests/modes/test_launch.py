@@ -76,6 +76,22 @@ def closed(out: Path, rank: int) -> str:
     return outcome
 
 
+def test_ctrl_c_twice_leaves_a_summary_all_the_same(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ["run", "--mode", "gloo", "--tp", "2", "--agentic", LONG, "--out", str(out)]
+    launcher = subprocess.Popen([sys.executable, "-m", "cli.app", *words], stderr=subprocess.PIPE)
+    while not any(out.glob("rank*.jsonl")):
+        assert launcher.poll() is None
+        time.sleep(0.05)
+    for _ in range(2):
+        launcher.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    _, said = launcher.communicate(timeout=100)
+    # The second one may come when all is done and the interpreter is ending.
+    assert launcher.returncode in (130, -signal.SIGINT), said
+    assert json.loads((out / "run.json").read_text())["outcome"] == "interrupted"
+
+
 def test_a_killed_rank_is_named_although_a_peer_that_lost_it_was_heard_first() -> None:
     crew = _Crew(2, Warnings(), None)
     killed, peer = (_Process(rank, SimpleNamespace(returncode=-9)) for rank in (0, 1))  # type: ignore[arg-type]
