@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
@@ -36,12 +35,10 @@ def kept(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def inside(kept: Path) -> Iterator[Path]:
+def inside(kept: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """That folder as the working directory. Where the form does not matter `KEPT` is there soonest."""
-    before = Path.cwd()
-    os.chdir(kept)
-    yield kept
-    os.chdir(before)
+    monkeypatch.chdir(kept)
+    return kept
 
 
 @pytest.mark.parametrize("name", sorted(QUERIES))
@@ -146,9 +143,7 @@ def test_json_is_a_list_of_row_objects(inside: Path, hicache: Hicache) -> None:
 
 
 def test_json_columns_are_not_encoded_twice(inside: Path, hicache: Hicache) -> None:
-    said = hicache(
-        "query", "hung.duckdb", "SELECT fields FROM decisions LIMIT 1; -- done", "--format", "json"
-    )
+    said = hicache("query", KEPT, "SELECT fields FROM decisions LIMIT 1; -- done", "--format", "json")
     assert isinstance(json.loads(said.out)[0]["fields"], dict)
 
 
@@ -161,9 +156,7 @@ def test_no_rows_is_an_empty_list(inside: Path, hicache: Hicache) -> None:
 
 
 def test_csv_has_a_header_and_can_be_read_back(inside: Path, hicache: Hicache) -> None:
-    said = hicache(
-        "query", "hung.duckdb", "SELECT rank, [1, 2] AS two, NULL AS none FROM lanes", "--format", "csv"
-    )
+    said = hicache("query", KEPT, "SELECT rank, [1, 2] AS two, NULL AS none FROM lanes", "--format", "csv")
     assert list(csv.reader(io.StringIO(said.out)))[:2] == [["rank", "two", "none"], ["0", "[1, 2]", ""]]
 
 
