@@ -50,7 +50,7 @@ def find_given(
         return None
     own = tuple(dict.fromkeys(kinds[name].given))
     differing = [field for field in own if len({repr(one.get(field)) for one in records.values()}) > 1]
-    if len(differing) != 1 or _is_out_of_order(name, own, stands, odd, others):
+    if len(differing) != 1 or _is_out_of_order(records, own, stands, odd, others):
         return None
     fact = differing[0]
     values = {rank: one.get(fact) for rank, one in sorted(records.items())}
@@ -78,27 +78,28 @@ def find_given(
 
 
 def _is_out_of_order(
-    name: str, given: Sequence[str], stands: Mapping[int, Stand], odd: Sequence[int], others: Sequence[int]
+    records: Mapping[int, Record],
+    given: Sequence[str],
+    stands: Mapping[int, Stand],
+    odd: Sequence[int],
+    others: Sequence[int],
 ) -> bool:
     """Whether one side made the other's call too, sooner or later: one was left out, or they are swapped."""
 
-    def made(rank: int) -> list[str]:
-        stand = stands[rank]
-        around = (*stand.before, *((stand.record,) if stand.record is not None else ()), *stand.after)
-        return [repr([one.get(field) for field in given]) for one in around if one["kind"] == name]
+    def key(record: Record) -> str:
+        return repr([record["kind"], *map(record.get, given)])
 
-    def here(rank: int) -> str:
-        record = _next_given_of(name, stands[rank])
-        return repr([record.get(field) for field in given]) if record is not None else ""
+    def made(rank: int) -> set[str]:
+        stand = stands[rank]
+        around = (*stand.before, stand.record, *stand.after)
+        return {key(record) for record in around if record is not None}
 
     return any(
-        here(one) in made(two) for side, far in ((odd, others), (others, odd)) for one in side for two in far
+        key(records[one]) in made(two)
+        for side, far in ((odd, others), (others, odd))
+        for one in side
+        for two in far
     )
-
-
-def _next_given_of(name: str, stand: Stand) -> Record | None:
-    records = (stand.record, *stand.after)
-    return next((one for one in records if one is not None and one["kind"] == name), None)
 
 
 def _next_given(kinds: Mapping[str, Kind], stand: Stand) -> Record | None:

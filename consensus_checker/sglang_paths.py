@@ -27,6 +27,8 @@ EXTRA = frozenset({DISAGGREGATED, SPECULATIVE, POOLS})
 # Free pages as they were last looked at: physically at each round and each allocation, counted in between.
 HOST_FREE = "_see.host_room"
 DEVICE_FREE = "_see.device_room"
+# What was there when somebody asked for room: behind the call all ranks may have the same again.
+ROOMS = {"_h_device": DEVICE_FREE, "_h_host": HOST_FREE}
 
 # What is read of a meeting, when it is entered and when it is left.
 MET = {

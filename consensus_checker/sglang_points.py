@@ -27,6 +27,7 @@ from consensus_checker.sglang_paths import (
     MET,
     PAGED,
     PREFETCH,
+    ROOMS,
     SCHEDULER,
     SYNC,
     UNIFIED,
@@ -267,8 +268,7 @@ TREE: Sequence[Point] = (
             "host_pages_free": "_h_host",
             "loads_in_flight": "len(self.ongoing_load_back)",
         },
-        # Of what was there when it was asked for: behind it all ranks may have the same again.
-        before={"_h_device": DEVICE_FREE, "_h_host": HOST_FREE},
+        before=ROOMS,
     ),
     Point(CACHE + "load_back", kinds.LOAD_NODE, {"node": "_see.node(node_id)", "is_loaded": "result"}),
     Point(
@@ -280,7 +280,7 @@ TREE: Sequence[Point] = (
             "device_pages_free": "_h_device",
             "host_pages_free": "_h_host",
         },
-        before={"_h_device": DEVICE_FREE, "_h_host": HOST_FREE},
+        before=ROOMS,
     ),
     Point(
         CACHE + "evict_for_alloc",

@@ -21,6 +21,7 @@ from consensus_checker.sglang_paths import (
     IO,
     MET,
     PREFETCH,
+    ROOMS,
 )
 
 # Where the pools were, first in one module and then in two.
@@ -177,7 +178,7 @@ FORMER_TREE: Sequence[Point] = (
             "device_pages_free": "_h_device",
             "host_pages_free": "_h_host",
         },
-        before={"_h_device": DEVICE_FREE, "_h_host": HOST_FREE},
+        before=ROOMS,
         part=FORMER,
     ),
     Point(
@@ -189,7 +190,7 @@ FORMER_TREE: Sequence[Point] = (
             "device_pages_free": "_h_device",
             "host_pages_free": "_h_host",
         },
-        before={"_h_device": DEVICE_FREE, "_h_host": HOST_FREE},
+        before=ROOMS,
         part=FORMER,
     ),
     *(
